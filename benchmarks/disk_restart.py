@@ -34,6 +34,8 @@ _READERS = 4  # files that are read at once where the drive is measured
 _PIECE = 8 << 20
 _DRIVE_BYTES = 4 << 30
 _DEADLINE = 300.0
+_LONG = 0.03  # seconds: pauses that are told with when they ended, the longest of them
+_GAPS_TOLD = 24
 _HEARTBEATS = 1.0  # seconds, after which the metrics tell of all that was done
 
 
@@ -136,6 +138,12 @@ async def again(url: str, document: list[int], answers: int) -> dict[str, Any]:
             "read_bytes": await number(target, "kv_disk_read_bytes"),
             "answers": went_on,
             "longest_gap_s": max(beside, default=0.0),
+            "long_gaps": sorted(
+                (round(gap, 4), round(at - asked.sent, 3))
+                for timing in timings
+                for gap, at in zip(timing.gaps, timing.events[1:], strict=False)
+                if gap > _LONG and asked.sent <= at <= asked.events[0]
+            )[-_GAPS_TOLD:],
         }
 
 

@@ -17,42 +17,21 @@ from pathlib import Path
 
 from longreach.bench import load_plot, load_report, report
 
-from benchmarks import answers_report, attacks, decode_budget, profile_kernels, quality_report, training_steps
+from benchmarks import (
+    answers_report,
+    attacks,
+    decode_budget,
+    disk_restart,
+    profile_kernels,
+    quality_report,
+    training_steps,
+)
 from benchmarks.attention_methods import tables as methods
 from benchmarks.kernels import measure as kernels
 
 ROOT = Path(__file__).resolve().parent.parent
 _NAMES = ("benchmarks", "kernels", "context-parallel", "attention-methods", "attention-policies")
 PAGES = (*(ROOT / "docs" / f"{name}.md" for name in _NAMES), ROOT / "README.md", ROOT / "SECURITY.md")
-
-
-def table(result: dict) -> str:
-    """The Markdown table of a result, by what it has: attacks, attention methods, training steps, recall by policy,
-    profiles of kernels, their speeds, a load test, latencies, exchanges between GPUs, decode budgets, answers by choice
-    of tiles, such choices, or errors."""
-    if "attacks" in result:
-        return attacks.table(result)
-    if "profiles" in result:
-        return profile_kernels.table(result)
-    if "methods" in result:
-        return methods.table(result)
-    if "attentions" in result:
-        return training_steps.table(result)
-    if "curves" in result:
-        return quality_report.table(result)
-    if "ceilings" in result:
-        return kernels.table(result)
-    if "policies" in result:
-        return load_report.table(result)
-    if "runs" in result:
-        return report.table(result)
-    if "exchange" in result["rows"][0]:
-        return exchanges_table(result)
-    if "budget" in result["rows"][0]:
-        return decode_budget.table(result)
-    if "task" in result["rows"][0]:
-        return answers_report.table(result)
-    return choices_table(result) if "choice" in result["rows"][0] else errors_table(result)
 
 
 def choices_table(result: dict) -> str:
@@ -110,6 +89,42 @@ def errors_table(result: dict) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in where["versions"].items() if version[0].isdigit())
     caption = f"percent of the result's root mean square; {where['device']}; {versions}; {where['date']}."
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines) + f"\n\n{caption}\n"
+
+
+# What a result has, or each of its rows, and what makes its table; the first that fits.
+_TABLES = {
+    "restarts": disk_restart.table,
+    "attacks": attacks.table,
+    "profiles": profile_kernels.table,
+    "methods": methods.table,
+    "attentions": training_steps.table,
+    "curves": quality_report.table,
+    "ceilings": kernels.table,
+    "policies": load_report.table,
+    "runs": report.table,
+}
+_ROW_TABLES = {
+    "exchange": exchanges_table,
+    "budget": decode_budget.table,
+    "task": answers_report.table,
+    "choice": choices_table,
+    "errors": errors_table,
+}
+
+
+def table(result: dict) -> str:
+    """The Markdown table of a result, by what it or its rows have.
+
+    Raises:
+        ValueError: it has nothing that a table is known for.
+    """
+    for name, written in _TABLES.items():
+        if name in result:
+            return written(result)
+    for name, written in _ROW_TABLES.items():
+        if name in result["rows"][0]:
+            return written(result)
+    raise ValueError(f"no table is known for a result with {', '.join(result)}")
 
 
 def draw_kernels(result: dict, path: Path) -> None:
