@@ -1,0 +1,1 @@
+"""Documents that are kept, and how they stand in prompts."""
