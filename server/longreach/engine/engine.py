@@ -20,7 +20,7 @@ from longreach.engine.pair_count import PairCount
 from longreach.engine.requests.request import Constraint, Request
 from longreach.engine.requests.step_plan import Chunk, StepPlan
 from longreach.engine.sampling.sampler import NOT_A_NUMBER
-from longreach.engine.scheduling.forecast import NO_SIZES, EntrySizes, forecast
+from longreach.engine.scheduling.forecast import NO_SIZES, EntrySizes, Forecaster
 from longreach.engine.scheduling.scheduler import Scheduler
 from longreach.engine.stats import Stats
 from longreach.engine.step_retry import Result, StepRunner, launch_apart
@@ -127,7 +127,12 @@ class Engine:
 
     def look(self, look: Look) -> Looked:
         """What a request would get that is not sent; it changes nothing."""
-        return forecast(self.scheduler, look, self._clock(), self._sizes)
+        now, busy = self._clock(), 0.0
+        if self._in_flight is not None:
+            busy = max(
+                0.0, self.scheduler.step_time.cost.seconds(self._in_flight.plan.work) + self._in_flight.since - now
+            )
+        return Forecaster(self.scheduler, now, busy, self._sizes).answer(look)
 
     def cancel(self, request_id: str) -> None:
         """Forget a request; its pages can be had when this returns."""

@@ -80,6 +80,11 @@ class PageAllocator:
         return self._pool.num_pages
 
     @property
+    def page_size(self) -> int:
+        """Tokens in a page."""
+        return self._size
+
+    @property
     def num_tokens(self) -> int:
         """Tokens of the longest sequence that all pages hold."""
         return self.groups.longest(self._pool.num_pages)
@@ -131,6 +136,12 @@ class PageAllocator:
             return False
         missing = self.held.missing(request.hold, self._pool.pages_for(length), match.border)
         return self._pool.can_reserve(sum(missing), *self._apart(match.pages))
+
+    def missing(self, request: Sought, length: int) -> int:
+        """How many pages must be available for `reserve` to do it for a request that holds nothing."""
+        match = self._finder.match(request)
+        missing = self.held.missing(request.hold, self._pool.pages_for(length), match.border)
+        return self._pool.wanted(sum(missing), *self._apart(match.pages))
 
     def reserve(self, request: Request, length: int) -> bool:
         """Reserve pages for a request's first `length` tokens, or change nothing: False.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -71,6 +73,11 @@ class PageHold:
         """The ids that all groups together may still have allocated."""
         return sum(self.reserves)
 
+    @property
+    def num_ids(self) -> int:
+        """The ids that all groups together hold, or may still have allocated."""
+        return sum(len(table) - first for table, first in zip(self.tables, self.first, strict=True)) + self.reserved
+
     def held(self, groups: tuple[int, ...]) -> list[int]:
         """The ids that these groups hold, group by group."""
         if len(groups) == 1:
@@ -87,6 +94,17 @@ class PageHold:
             for place in range(first, len(table))
         ]
         return [page for _, page in sorted(places, key=lambda found: found[0])]
+
+
+def common_pages(mine: Sequence[bytes], others: Sequence[bytes], most: int = 1 << 40) -> int:
+    """How many first pages two sequences of digests share, at most `most`.
+
+    A digest depends on all pages before: those that are equal come first.
+    """
+    most = min(len(mine), len(others), most)
+    if not most or mine[0] != others[0]:
+        return 0
+    return bisect_left(range(most), True, key=lambda page: mine[page] != others[page])
 
 
 class Sought(Protocol):
