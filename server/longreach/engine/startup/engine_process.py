@@ -18,6 +18,7 @@ from collections.abc import Callable
 
 from longreach.engine.engine import Engine
 from longreach.engine.errors import DeviceLostError
+from longreach.engine.looks import Look
 from longreach.engine.messages import (
     HEARTBEAT_SECONDS,
     LENGTH_BYTES,
@@ -114,7 +115,24 @@ def _serve(engine: Engine, preparation: Preparation, inbox: Inbox, outbox: queue
             message = inbox.get()
             if message is None:
                 return
+<<<<<<< HEAD
             _take(message, engine, preparation, outbox)
+=======
+            if isinstance(message, Prepared):
+                if preparation.finish(message):
+                    _submit(engine, message.request, message.outcome, outbox)
+            elif isinstance(message, Cancel):
+                if not preparation.cancel(message.request_id):
+                    engine.cancel(message.request_id)
+            elif isinstance(message, Look):
+                outbox.put(engine.look(message))
+            elif isinstance(message, Generate) and message.grammar is not None:
+                preparation.begin(message)
+            elif isinstance(message, Generate):
+                _submit(engine, message, None, outbox)
+            else:
+                raise AssertionError(f"unexpected {type(message).__name__}")
+>>>>>>> h-quote
         for news in engine.step():
             outbox.put(news)
 
