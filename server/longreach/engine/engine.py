@@ -14,12 +14,8 @@ import numpy.typing as npt
 
 from longreach.engine.errors import DeviceLostError, FailureKind
 from longreach.engine.kv_cache.offload_index import CacheMoves
-<<<<<<< HEAD
-from longreach.engine.messages import AttentionUse, DecodeUse, Failed, Generate, Pin, Update, Updates
-=======
 from longreach.engine.looks import Look, Looked
-from longreach.engine.messages import AttentionUse, DecodeUse, Failed, Generate, Update, Updates
->>>>>>> h-quote
+from longreach.engine.messages import AttentionUse, DecodeUse, Failed, Generate, Pin, Update, Updates
 from longreach.engine.pair_count import PairCount
 from longreach.engine.requests.request import Constraint, Request
 from longreach.engine.requests.step_plan import Chunk, StepPlan

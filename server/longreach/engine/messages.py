@@ -343,13 +343,8 @@ class Failed(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     message: str
 
 
-<<<<<<< HEAD
-ToEngine = EngineConfig | Generate | Cancel | Pin | Unpin
-FromEngine = Started | StartFailed | Updates | Failed | Heartbeat
-=======
-ToEngine = EngineConfig | Generate | Cancel | Look
+ToEngine = EngineConfig | Generate | Cancel | Look | Pin | Unpin
 FromEngine = Started | StartFailed | Updates | Failed | Heartbeat | Looked
->>>>>>> h-quote
 
 to_engine_decoder = msgspec.msgpack.Decoder(ToEngine)
 from_engine_decoder = msgspec.msgpack.Decoder(FromEngine)

@@ -64,7 +64,6 @@ class MeteredEngine(EngineProtocol):
         """As `EngineProtocol.seconds_to_read`."""
         return self._engine.seconds_to_read(request_id)
 
-<<<<<<< HEAD
     async def pin(self, name: str, prompt: list[int], cache_salt: str = "", attention: AttentionPolicy = DENSE) -> None:
         """As `EngineProtocol.pin`."""
         await self._engine.pin(name, prompt, cache_salt, attention)
@@ -72,7 +71,7 @@ class MeteredEngine(EngineProtocol):
     async def unpin(self, name: str) -> None:
         """As `EngineProtocol.unpin`."""
         await self._engine.unpin(name)
-=======
+
     async def look(
         self,
         prompt: Sequence[int],
@@ -87,7 +86,6 @@ class MeteredEngine(EngineProtocol):
         return await self._engine.look(
             prompt, cache_salt, attention, max_tokens=max_tokens, priority=priority, flexible=flexible
         )
->>>>>>> h-quote
 
     async def stop(self) -> None:
         """As `EngineProtocol.stop`."""

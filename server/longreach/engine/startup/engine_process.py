@@ -115,24 +115,7 @@ def _serve(engine: Engine, preparation: Preparation, inbox: Inbox, outbox: queue
             message = inbox.get()
             if message is None:
                 return
-<<<<<<< HEAD
             _take(message, engine, preparation, outbox)
-=======
-            if isinstance(message, Prepared):
-                if preparation.finish(message):
-                    _submit(engine, message.request, message.outcome, outbox)
-            elif isinstance(message, Cancel):
-                if not preparation.cancel(message.request_id):
-                    engine.cancel(message.request_id)
-            elif isinstance(message, Look):
-                outbox.put(engine.look(message))
-            elif isinstance(message, Generate) and message.grammar is not None:
-                preparation.begin(message)
-            elif isinstance(message, Generate):
-                _submit(engine, message, None, outbox)
-            else:
-                raise AssertionError(f"unexpected {type(message).__name__}")
->>>>>>> h-quote
         for news in engine.step():
             outbox.put(news)
 
@@ -151,6 +134,8 @@ def _take(
         preparation.begin(message)
     elif isinstance(message, Generate):
         _submit(engine, message, None, outbox)
+    elif isinstance(message, Look):
+        outbox.put(engine.look(message))
     elif isinstance(message, Pin):
         engine.pin(message)
     elif isinstance(message, Unpin):
