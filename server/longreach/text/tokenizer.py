@@ -66,6 +66,8 @@ class Tokenizer:
         marks: the special tokens.
         config: the contents of `tokenizer_config.json`, as far as there is one.
         added_ids: the ids of added tokens, special or not, by their texts.
+        around: the ids that stand before and behind a text; None where they are not known apart from it.
+        borders: where a text can be cut; None where no cut is known to be safe.
     """
 
     def __init__(self, backend: tokenizers.Tokenizer, config: dict[str, Any] | None = None) -> None:
@@ -78,9 +80,9 @@ class Tokenizer:
         self._all_token_bytes = TokenBytes(backend, special=True)
         self.marks = Marks(token.content for token in backend.get_added_tokens_decoder().values() if token.special)
         self.added_ids = {token.content: id_ for id_, token in backend.get_added_tokens_decoder().items()}
-        self._around = _around(backend)
+        self.around = _around(backend)
         described = json.loads(backend.to_str())
-        self._borders = Borders.of(backend, described)
+        self.borders = Borders.of(backend, described)
         self._measure = Measure.of(described)
         self._plain: tuple[tokenizers.Tokenizer, dict[str, str], dict[int, int]] | None = None
         self._making_plain = threading.Lock()
@@ -120,7 +122,7 @@ class Tokenizer:
     @property
     def in_pieces(self) -> bool:
         """Whether long texts are encoded in pieces; some kinds of tokenizers have no safe places to cut at."""
-        return self._borders is not None
+        return self.borders is not None
 
     def token_id(self, token: str) -> int | None:
         """The id of a token's name, if it is one."""
@@ -180,13 +182,12 @@ class Tokenizer:
 
     def _pieces(self, text: str, special: bool, parse_special: bool) -> Iterator[tuple[list[int], float]]:
         """Token ids of pieces, and the share of the text that has been read: 1 with the last, and not before."""
-        backend, borders, of_plain = self._backend, self._borders, None
-        if GUARD in text or not parse_special:
-            backend, names, of_plain = self._plain_backend()
-            text = self.marks.rename(text, names) if parse_special else text
-        around = self._around if special else ([], [])
+        borders, plain = self.borders, GUARD in text or not parse_special
+        if plain and parse_special:
+            text = self.marks.rename(text, self._plain_backend()[1])
+        around = self.around if special else ([], [])
         if around is None:  # what stands around a text is not known apart from it
-            yield backend.encode_batch_fast([text])[0].ids, 1.0
+            yield self._encode(text, plain, special=True), 1.0
             return
         start, before = 0, around[0]
         while True:
@@ -196,15 +197,25 @@ class Tokenizer:
                 if found is None:
                     raise UnbrokenTextError(start + PIECE_CHARACTERS)
                 end = found
-            # Not `encode`: it holds the GIL throughout, and keeps offsets that nobody reads.
-            ids = backend.encode_batch_fast([text[start:end]], add_special_tokens=False)[0].ids
-            if of_plain is not None:
-                ids = [of_plain.get(token, token) for token in ids]
+            ids = self._encode(text[start:end], plain)
             last = end == len(text)
             yield [*before, *ids, *(around[1] if last else [])], 1.0 if last else end / len(text)
             if last:
                 return
             start, before = borders.begin(text, end) if borders is not None else end, []
+
+    def encode_part(self, text: str, parse_special: bool = True) -> list[int]:
+        """Token ids of a part of a text, between two of its `borders`, without what stands around a text."""
+        plain = GUARD in text or not parse_special
+        if plain and parse_special:
+            text = self.marks.rename(text, self._plain_backend()[1])
+        return self._encode(text, plain)
+
+    def _encode(self, text: str, plain: bool, special: bool = False) -> list[int]:
+        backend, _, own = self._plain_backend() if plain else (self._backend, {}, {})
+        # Not `encode`: it holds the GIL throughout, and keeps offsets that nobody reads.
+        ids = backend.encode_batch_fast([text], add_special_tokens=special)[0].ids
+        return [own.get(token, token) for token in ids] if plain else ids
 
     def _plain_backend(self) -> tuple[tokenizers.Tokenizer, dict[str, str], dict[int, int]]:
         with self._making_plain:  # made for the first text that needs it: it takes as much memory as the other
