@@ -106,7 +106,7 @@ class MeteredEngine(EngineProtocol):
         try:
             async with contextlib.aclosing(self._engine.generate(request)) as updates:
                 async for update in updates:
-                    read = max(read, update.computed - update.cached)
+                    read = update.computed - update.cached
                     yield update
         finally:
             self._metrics.read_ahead(read)
