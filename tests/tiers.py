@@ -59,6 +59,7 @@ TIER_OF = {
     "tests/server/cluster/test_options.py": "unit",
     "tests/server/cluster/test_placement.py": "unit",
     "tests/server/cluster/test_prompt_key.py": "unit",
+    "tests/server/documents/test_beginnings.py": "unit",
     "tests/server/documents/test_read_ahead.py": "unit",
     "tests/server/engine/test_admission.py": "unit",
     "tests/server/engine/test_checkpoints.py": "unit",

@@ -6,9 +6,11 @@ certain; the rest waits for more text. So the memory that is held is that of one
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 
+from longreach.text.beginning import Beginning, TextDigest
 from longreach.text.borders import Borders
 from longreach.text.tokenizer import (
     MAX_STRETCH_CHARACTERS,
@@ -56,6 +58,7 @@ class GrowingText:
         self._rest = ""
         self._searched = 0  # characters of the rest in which there is no cut behind the first piece's length
         self._at = 0  # where the rest begins in the text, in characters
+        self._digest = TextDigest()
         self._is_first = True
 
     def feed(self, text: str) -> list[int]:
@@ -100,6 +103,7 @@ class GrowingText:
         if self._borders is None:
             self._texts.append(text)
             return
+        self._digest.add(text)
         rest, start = self._rest + text, 0
         while (cut := self._borders.first(rest, start + max(PIECE_CHARACTERS, self._searched))) is not None:
             self._check_stretch(start, cut)
@@ -108,6 +112,17 @@ class GrowingText:
         self._check_stretch(start, len(rest))
         self._rest, self._at = rest[start:], self._at + start
         self._searched = max(len(self._rest) - 1, 0)  # a cut may need the character behind the separator
+
+    def beginning(self, ids: array[int]) -> Beginning | None:
+        """What has come, as the first part of other texts; `ids` are all that were given out so far.
+
+        None before the first are, and where the text is not cut.
+        """
+        assert len(ids) == self.num_tokens, "these are not the ids that were given out"
+        if self._borders is None or self._is_first:
+            return None
+        characters = self._at + len(self._rest)
+        return Beginning(characters, self._digest.value, self._special, self._parse_special, self._at, ids)
 
     def last(self) -> Piece:
         """The text has ended; its last piece."""

@@ -48,8 +48,13 @@ class Marks:
         return value
 
     def _guarded(self, text: str, any_mark: re.Pattern[str]) -> str:
-        text = any_mark.sub(lambda mark: self._broken[mark[0]], text)
+        text = self.broken(text, any_mark)
         return text + GUARD if text.endswith(self._beginnings) else text
+
+    def broken(self, text: str, any_mark: re.Pattern[str] | None = None) -> str:
+        """A text with every special token broken that is whole in it; more may follow."""
+        any_mark = any_mark or self._any
+        return text if any_mark is None else any_mark.sub(lambda mark: self._broken[mark[0]], text)
 
     def growing_guard(self) -> GrowingGuard:
         """`guard` for a text that comes in parts."""
@@ -71,7 +76,7 @@ class Marks:
 
 
 class GrowingGuard:
-    """Breaks the special tokens in a text that comes in parts, whichever way it is parted; see `Marks.guard`."""
+    """Breaks the special tokens in a text that comes in parts: together they are what `Marks.guard` makes of it."""
 
     def __init__(self, marks: Marks) -> None:
         self._marks = marks
@@ -82,7 +87,7 @@ class GrowingGuard:
         text = self._rest + text
         at = self._marks.unfinished(text)
         self._rest = text[at:]
-        return self._marks.guard(text[:at])
+        return self._marks.broken(text[:at])
 
     def end(self) -> str:
         """The text has ended; the rest of it."""

@@ -12,6 +12,7 @@ import tokenizers
 from tokenizers import AddedToken
 
 from longreach.errors import TokenizerError
+from longreach.text.beginning import Beginning
 from longreach.text.borders import Borders
 from longreach.text.detokenizer import Detokenizer, TokenBytes
 from longreach.text.files import model_file
@@ -159,7 +160,12 @@ class Tokenizer:
         return done(self.encoding(text, special, parse_special))
 
     def encoding(
-        self, text: str, special: bool = True, parse_special: bool = True, most: int | None = None
+        self,
+        text: str,
+        special: bool = True,
+        parse_special: bool = True,
+        most: int | None = None,
+        beginning: Beginning | None = None,
     ) -> Generator[None, None, list[int]]:
         """Work that returns the token ids of a prompt, piece by piece, mostly without the GIL.
 
@@ -167,21 +173,32 @@ class Tokenizer:
             special: with the tokens that the model's tokenizer puts around a text.
             parse_special: special tokens that are written in the text are read as such.
             most: with more tokens than these it is given up.
+            beginning: where the text begins so, only the rest of it is encoded.
 
         Raises:
             TooManyTokensError: it was given up.
             UnbrokenTextError: it cannot be cut into pieces of bearable size.
         """
-        ids = array("q")
-        for piece, read in self._pieces(text, special, parse_special):
+        ids, known = array("i"), 0
+        if beginning is not None and beginning.begins(text, special, parse_special):
+            ids, known = beginning.ids[:], beginning.at
+            yield
+        of_rest = 1 - known / max(len(text), 1)
+        for piece, read in self._pieces(text[known:], special, parse_special, goes_on=bool(ids)):
             ids.extend(piece)
             if most is not None and len(ids) > most:
-                raise TooManyTokensError(len(ids), read == 1, None if read == 1 else round(len(ids) / read))
+                share = 1 - of_rest * (1 - read)
+                raise TooManyTokensError(len(ids), read == 1, None if read == 1 else round(len(ids) / share))
             yield
         return ids.tolist()
 
-    def _pieces(self, text: str, special: bool, parse_special: bool) -> Iterator[tuple[list[int], float]]:
-        """Token ids of pieces, and the share of the text that has been read: 1 with the last, and not before."""
+    def _pieces(
+        self, text: str, special: bool, parse_special: bool, goes_on: bool = False
+    ) -> Iterator[tuple[list[int], float]]:
+        """Token ids of pieces, and the share of the text that has been read: 1 with the last, and not before.
+
+        A text that `goes_on` stands behind a cut.
+        """
         borders, plain = self.borders, GUARD in text or not parse_special
         if plain and parse_special:
             text = self.marks.rename(text, self._plain_backend()[1])
@@ -189,7 +206,7 @@ class Tokenizer:
         if around is None:  # what stands around a text is not known apart from it
             yield self._encode(text, plain, special=True), 1.0
             return
-        start, before = 0, around[0]
+        start, before = 0, [] if goes_on else around[0]
         while True:
             end = len(text)
             if borders is not None:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import functools
+from array import array
+from dataclasses import replace
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from longreach.text import growing_text as growing_text_module
+from longreach.text import tokenizer as tokenizer_module
 from longreach.text.growing_text import GrowingText
-from longreach.text.marks import Marks, unguarded
+from longreach.text.marks import Marks
 from longreach.text.tokenizer import Tokenizer, TooManyTokensError, UnbrokenTextError
+from longreach.util.work_pool import done
 from tokenizers import decoders
 
 from tests.server.text.families import FAMILIES, SPECIAL, TEXTS
@@ -47,7 +51,8 @@ def test_its_tokens_are_those_of_the_whole(name: str, texts: list[str], special:
     assert growing.num_tokens == len(whole)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", ["gpt2", "llama2", "qwen"])
+@settings(max_examples=40)
 @given(texts=parts)
 def test_special_tokens_are_text_behind_a_guard_and_special_before_it(name: str, texts: list[str]) -> None:
     tokenizer = family(name)
@@ -66,8 +71,39 @@ def test_a_guard_breaks_what_comes_in_two_parts(texts: list[str]) -> None:
     marks = Marks(["ab", "bcd", "<a", "<a<b"])
     guard = marks.growing_guard()
     guarded = "".join([*map(guard.feed, texts), guard.end()])
-    assert unguarded(guarded) == "".join(texts)
-    assert marks.rename(guarded, {}) == "".join(texts)  # KeyError if one is whole
+    assert guarded == marks.guard("".join(texts))
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama2", "qwen"])
+@settings(max_examples=40)
+@given(texts=parts, more=mixed, special=st.booleans(), parse_special=st.booleans())
+@example(texts=[" ".join(TEXTS)], more=" and more<|im_end|>", special=True, parse_special=True)
+def test_only_the_rest_of_a_known_beginning_is_encoded(
+    name: str, texts: list[str], more: str, special: bool, parse_special: bool
+) -> None:
+    tokenizer, growing = family(name), GrowingText(family(name), special, parse_special)
+    begun = tokenizer.marks.guard("".join(texts)) if parse_special else "".join(texts)
+    ids = array("i", growing.feed(begun))
+    beginning = growing.beginning(ids)
+    assert (beginning is None) == (not ids)
+    for text in (begun + more, more + begun):
+        for spoken in (special, not special):
+            whole = tokenizer.encode_here(text, spoken, parse_special)
+            assert done(tokenizer.encoding(text, spoken, parse_special, beginning=beginning)) == whole
+    wrong = replace(beginning, ids=array("i", [7])) if beginning is not None else None
+    if wrong is not None:  # its ids are really those that count
+        assert done(tokenizer.encoding(begun + more, special, parse_special, beginning=wrong))[0] == 7
+
+
+def test_too_many_tokens_behind_a_known_beginning_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokenizer_module, "PIECE_CHARACTERS", 3)
+    tokenizer, growing = family("qwen"), GrowingText(family("qwen"))
+    text = "The owl, the sea. " * 100
+    beginning = growing.beginning(array("i", growing.feed(text)))
+    with pytest.raises(TooManyTokensError) as raised:
+        done(tokenizer.encoding(text * 2, most=growing.num_tokens + 5, beginning=beginning))
+    assert growing.num_tokens + 5 < raised.value.tokens < growing.num_tokens + 12
+    assert raised.value.estimate == pytest.approx(2 * growing.num_tokens, rel=0.02)
 
 
 def test_most_tokens_come_before_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
