@@ -10,16 +10,57 @@ import orjson
 from pydantic import BaseModel
 from starlette.requests import Request
 
+from longreach.api.http.request_log import RequestRecord
 from longreach.api.schema.requests.parse import parse
 from longreach.api.schema.requests.typed_decoding import decode
-from longreach.errors import BodyTooLargeError, InvalidRequestError, MediaTypeError
+from longreach.errors import BodyTooLargeError, InvalidRequestError, MediaTypeError, OverloadedError
 from longreach.util import exact_json
+from longreach.util.shared_bytes import SharedBytes
 from longreach.util.work_pool import WorkPool
 
 M = TypeVar("M", bound=BaseModel)
 
+_RETRY_AFTER_BODIES = 2
 _LONG_BYTES = 64 * 1024
 _UTF_8 = {"utf-8", "utf8"}  # RFC 8259, section 8.1
+
+
+class HeldBody:
+    """The bytes of a request's body that are in memory, which count towards `--max-total-body-bytes`.
+
+    They do until the request has ended, unless whoever reads the body lets go of them.
+    """
+
+    def __init__(self, bodies: SharedBytes, record: RequestRecord) -> None:
+        self._bodies = bodies
+        self._record = record
+        self._held = 0
+
+    def add(self, size: int) -> None:
+        """So many bytes more have come.
+
+        Raises:
+            OverloadedError: the bodies of all open requests take all that they may.
+        """
+        fits = self._bodies.fits(self._record.caller, size)
+        self._held += size
+        self._bodies.add(self._record.caller, size)
+        if not fits:
+            raise OverloadedError(
+                "The server is busy: the bodies of its open requests take all the memory that they may.",
+                retry_after=_RETRY_AFTER_BODIES,
+                code="too_many_bytes",
+            )
+
+    def let_go(self, size: int) -> None:
+        """So many of them are not needed any more."""
+        assert size <= self._held, "they were not held"
+        self._held -= size
+        self._bodies.remove(self._record.caller, size)
+
+    def close(self) -> None:
+        """Let go of all."""
+        self.let_go(self._held)
 
 
 async def read_json(
