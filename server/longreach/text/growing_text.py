@@ -61,6 +61,11 @@ class GrowingText:
         self._digest = TextDigest()
         self._is_first = True
 
+    @property
+    def held_characters(self) -> int:
+        """Characters that have come and whose tokens were not given out."""
+        return len(self._rest) + sum(map(len, self._texts))
+
     def feed(self, text: str) -> list[int]:
         """The text goes on so; further token ids that are certain now.
 
@@ -112,6 +117,16 @@ class GrowingText:
         self._check_stretch(start, len(rest))
         self._rest, self._at = rest[start:], self._at + start
         self._searched = max(len(self._rest) - 1, 0)  # a cut may need the character behind the separator
+
+    def settled(self) -> Piece | None:
+        """All of the rest that is certain as a piece, if there is any: for a text that goes on otherwise each time."""
+        cut = None if self._borders is None else self._borders.last(self._rest)
+        if self._borders is None or cut is None:
+            return None
+        piece = self._piece(self._rest[:cut])
+        start, self._searched = self._borders.begin(self._rest, cut), 0
+        self._rest, self._at = self._rest[start:], self._at + start
+        return piece
 
     def beginning(self, ids: array[int]) -> Beginning | None:
         """What has come, as the first part of other texts; `ids` are all that were given out so far.

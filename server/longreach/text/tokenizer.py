@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import threading
 from array import array
@@ -67,6 +68,7 @@ class Tokenizer:
         marks: the special tokens.
         config: the contents of `tokenizer_config.json`, as far as there is one.
         added_ids: the ids of added tokens, special or not, by their texts.
+        digest: of all that token ids depend on, in hex.
         around: the ids that stand before and behind a text; None where they are not known apart from it.
         borders: where a text can be cut; None where no cut is known to be safe.
     """
@@ -82,7 +84,9 @@ class Tokenizer:
         self.marks = Marks(token.content for token in backend.get_added_tokens_decoder().values() if token.special)
         self.added_ids = {token.content: id_ for id_, token in backend.get_added_tokens_decoder().items()}
         self.around = _around(backend)
-        described = json.loads(backend.to_str())
+        description = backend.to_str()
+        self.digest = hashlib.sha256(description.encode()).hexdigest()
+        described = json.loads(description)
         self.borders = Borders.of(backend, described)
         self._measure = Measure.of(described)
         self._plain: tuple[tokenizers.Tokenizer, dict[str, str], dict[int, int]] | None = None
