@@ -69,21 +69,20 @@ class TextPipeline:
             await self._begin(piece)
         while self._encoding:
             await self._take()
-        return self._text.beginning(self.ids)
+        return self._text.beginning(self.ids[:])
 
-    async def check_end(self) -> None:
-        """The text has ended: see whether there is room for its last tokens, which are not given out.
+    async def last(self) -> list[int]:
+        """The text has ended, after `settle`: its last token ids, which are not given out.
 
         Raises:
             TooManyTokensError: there are more tokens than there may be.
         """
         while True:
             try:
-                await self._pool.run(self._text.ending(), caller=self._caller, size=self._text.held_characters)
+                size = self._text.held_characters
+                return await self._pool.run(self._text.ending(), caller=self._caller, size=size)
             except WorkPoolFullError:
                 await asyncio.sleep(_FULL_SECONDS)
-            else:
-                return
 
     async def _begin(self, piece: Piece) -> None:
         while len(self._encoding) >= _SIDE_BY_SIDE:

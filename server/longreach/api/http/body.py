@@ -99,18 +99,40 @@ def _loaded(body: bytearray) -> object:
 
 
 def _check_headers(request: Request, limit: int) -> None:
-    types = request.headers.getlist("content-type")
-    if len(types) != 1 or types[0].partition(";")[0].strip().lower() != "application/json":
+    if media_type(request) != "application/json":
         raise MediaTypeError(
             "The request needs the header `Content-Type: application/json`, once.", code="unsupported_media_type"
         )
-    if not _charsets(types[0]) <= _UTF_8:
-        raise MediaTypeError("JSON is UTF-8: leave the charset out of Content-Type.", code="unsupported_media_type")
+    check_body(request, limit)
+
+
+def media_type(request: Request) -> str | None:
+    """What the body is declared as, in lower case; None where that is not said once."""
+    types = request.headers.getlist("content-type")
+    return types[0].partition(";")[0].strip().lower() if len(types) == 1 else None
+
+
+def body_length(request: Request) -> int | None:
+    """The bytes that the body is declared to have."""
+    declared = request.headers.get("content-length", "")
+    return int(declared) if declared.isascii() and declared.isdigit() else None
+
+
+def check_body(request: Request, limit: int) -> None:
+    """Check what is said of a body, whatever it is declared as.
+
+    Raises:
+        MediaTypeError: it is not UTF-8, or compressed.
+        BodyTooLargeError: it is longer than `limit`.
+    """
+    if not _charsets(request.headers.get("content-type", "")) <= _UTF_8:
+        raise MediaTypeError(
+            "JSON and texts are UTF-8: leave the charset out of Content-Type.", code="unsupported_media_type"
+        )
     codings = ",".join(request.headers.getlist("content-encoding")).lower().split(",")
     if any(coding.strip() not in ("", "identity") for coding in codings):
         raise MediaTypeError("Compressed request bodies are not supported.", code="unsupported_content_encoding")
-    declared = request.headers.get("content-length", "")
-    if declared.isascii() and declared.isdigit() and int(declared) > limit:
+    if (body_length(request) or 0) > limit:
         raise BodyTooLargeError(limit)
 
 

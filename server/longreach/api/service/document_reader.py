@@ -103,6 +103,7 @@ class DocumentReader:
 
     def forget(self, document: Document) -> None:
         """The document is gone."""
+        self._service.beginnings.forget(document.id)
         reading = self._known.get(document.id)
         if reading is not None:
             reading.wanted = False
