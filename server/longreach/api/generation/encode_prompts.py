@@ -8,6 +8,7 @@ from longreach.api.schema.requests.chat_turn import ChatTurn
 from longreach.api.service.call import Call
 from longreach.api.service.encode import TextEncoder
 from longreach.errors import InvalidRequestError
+from longreach.text.beginning import Beginning
 from longreach.text.prompt_places import PlaceMarks, Span
 
 
@@ -21,6 +22,7 @@ async def encode_text(
     parse_special: bool = True,
     keep: int | None = None,
     before: int = 0,
+    beginning: Beginning | None = None,
 ) -> list[int]:
     """As `TextEncoder.encode`, for a call.
 
@@ -38,6 +40,7 @@ async def encode_text(
             parse_special=parse_special,
             keep=keep,
             before=before,
+            beginning=beginning,
         )
     )
 
@@ -61,7 +64,15 @@ async def encode_chat(
     chat = call.service.chat
     guarded, text = await _written(call, turn)
     special = chat.template.is_default if special is None else special
-    ids = await encode_text(call, guarded, param=turn.param, answer_tokens=answer_tokens, special=special, keep=keep)
+    ids = await encode_text(
+        call,
+        guarded,
+        param=turn.param,
+        answer_tokens=answer_tokens,
+        special=special,
+        keep=keep,
+        beginning=None if call.document is None else call.document.beginning,
+    )
     return text, ids
 
 
