@@ -18,7 +18,7 @@ LongreachError
     ├── InternalError             500, without internals; the request id finds the log line
     └── UnavailableError          503: loading, draining, or a process that is needed is gone
 
-The engine's own errors are in `longreach.engine.errors`.
+The engine's own errors are in `longreach.engine.errors`, those of documents in `longreach.documents.errors`.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Documents that are kept, and how they stand in prompts."""
+"""Named documents: texts that a server keeps, for requests that refer to them."""

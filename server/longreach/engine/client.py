@@ -23,8 +23,10 @@ from longreach.engine.messages import (
     FromEngine,
     Generate,
     Heartbeat,
+    Pin,
     Started,
     StartFailed,
+    Unpin,
     Update,
     Updates,
 )
@@ -161,15 +163,14 @@ class EngineClient:
             SlowReaderError: too many of its updates were not taken.
             EngineDeadError: the engine process is gone.
         """
-        if not self.alive:
-            raise EngineDeadError("the engine process is not running")
+        self._require_alive()
         assert request.request_id not in self._inboxes, f"request id {request.request_id} is in use"
         assert request.request_id in self._admission, f"request {request.request_id} has no place; call `admit` first"
         inbox = Unread(request.caller, self._unread)
         self._inboxes[request.request_id] = inbox
         finished = False
         try:
-            await self._connection.send(request)
+            await self._send(request)
             while not finished:
                 update = await inbox.get()
                 finished = update.finish_reason is not None
@@ -183,6 +184,25 @@ class EngineClient:
             if not finished and self.alive:
                 self._connection.write(Cancel(request.request_id))
 
+    async def pin(self, name: str, prompt: list[int], cache_salt: str = "", attention: AttentionPolicy = DENSE) -> None:
+        """Have what is cached of a prompt evicted last, until `unpin`, in place of what this name has pinned before.
+
+        It is a preference, which is the engine's memory only: send it again whenever an engine has started. Without a
+        prefix cache nothing is cached that could be pinned.
+
+        Raises:
+            EngineDeadError: the engine process is gone.
+        """
+        await self._send(Pin(name, prompt, cache_salt, attention))
+
+    async def unpin(self, name: str) -> None:
+        """End a pin, if there is one of this name.
+
+        Raises:
+            EngineDeadError: the engine process is gone.
+        """
+        await self._send(Unpin(name))
+
     async def stop(self) -> None:
         """End the process by closing its socket, and if that does not do, by force. Open requests get an error."""
         self._stopping = True
@@ -190,6 +210,17 @@ class EngineClient:
             task.cancel()
         await self._connection.close(_KILL_AFTER_SECONDS)
         self._fail_all("the server is shutting down")
+
+    async def _send(self, message: Generate | Pin | Unpin) -> None:
+        self._require_alive()
+        try:
+            await self._connection.send(message)
+        except ConnectionError as error:  # it has ended, and the listener does not know it yet
+            raise EngineDeadError("the engine process is not running") from error
+
+    def _require_alive(self) -> None:
+        if not self.alive:
+            raise EngineDeadError("the engine process is not running")
 
     async def _listen(self) -> None:
         try:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from longreach.engine.errors import DeviceLostError, FailureKind
 from longreach.engine.kv_cache.offload_index import CacheMoves
-from longreach.engine.messages import AttentionUse, DecodeUse, Failed, Generate, Update, Updates
+from longreach.engine.messages import AttentionUse, DecodeUse, Failed, Generate, Pin, Update, Updates
 from longreach.engine.pair_count import PairCount
 from longreach.engine.requests.request import Constraint, Request
 from longreach.engine.requests.step_plan import Chunk, StepPlan
@@ -125,6 +125,14 @@ class Engine:
         """Forget a request; its pages can be had when this returns."""
         self.scheduler.remove(request_id, self._clock())
         self.stats = self._take_stats()
+
+    def pin(self, pin: Pin) -> None:
+        """Evict what is cached of a prompt last; see `pinned_prompts`."""
+        self.scheduler.allocator.pinned.pin(pin.name, pin.prompt, pin.cache_salt, pin.attention.key)
+
+    def unpin(self, name: str) -> None:
+        """End a pin, if there is one of this name."""
+        self.scheduler.allocator.pinned.unpin(name)
 
     def close(self) -> None:
         """End what computes with this process. The engine is not used after that."""

@@ -151,6 +151,22 @@ class Cancel(msgspec.Struct, frozen=True, tag=True):
     request_id: str
 
 
+class Pin(msgspec.Struct, frozen=True, tag=True):
+    """Evict what is cached of a prompt last, until `Unpin`, in place of what this name has pinned before. A prompt is
+    known by its token ids, the salt and the attention policy of the requests that begin with it."""
+
+    name: str
+    prompt: list[int]
+    cache_salt: str = ""
+    attention: AttentionPolicy = DENSE
+
+
+class Unpin(msgspec.Struct, frozen=True, tag=True):
+    """End a pin; unknown names are not an error."""
+
+    name: str
+
+
 class Started(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """The engine is ready. Lengths and sizes are in tokens; `max_model_len` is what really fits, prompt and answer.
 
@@ -324,7 +340,7 @@ class Failed(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     message: str
 
 
-ToEngine = EngineConfig | Generate | Cancel
+ToEngine = EngineConfig | Generate | Cancel | Pin | Unpin
 FromEngine = Started | StartFailed | Updates | Failed | Heartbeat
 
 to_engine_decoder = msgspec.msgpack.Decoder(ToEngine)

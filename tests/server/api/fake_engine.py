@@ -86,6 +86,7 @@ class EchoEngine:
         self.callers: list[str] = []
         self.running: set[str] = set()
         self.cancelled: list[str] = []
+        self.pins: dict[str, tuple[list[int], str, AttentionPolicy]] = {}
         self.stopped = False
         self.stalled = False
         self._prefill_chunk = prefill_chunk
@@ -128,6 +129,14 @@ class EchoEngine:
     def seconds_to_read(self, request_id: str) -> float | None:
         """As `EngineClient.seconds_to_read`: a minute."""
         return 60.0
+
+    async def pin(self, name: str, prompt: list[int], cache_salt: str = "", attention: AttentionPolicy = DENSE) -> None:
+        """As `EngineClient.pin`."""
+        self.pins[name] = (prompt, cache_salt, attention)
+
+    async def unpin(self, name: str) -> None:
+        """As `EngineClient.unpin`."""
+        self.pins.pop(name, None)
 
     async def generate(self, request: Generate) -> AsyncGenerator[Update, None]:
         """As `EngineClient.generate`."""

@@ -54,6 +54,14 @@ class EngineProtocol(Protocol):
         """Yield the updates of one request; closing the generator cancels it."""
         ...
 
+    async def pin(self, name: str, prompt: list[int], cache_salt: str = ..., attention: AttentionPolicy = ...) -> None:
+        """Have what is cached of a prompt evicted last, or raise an `EngineDeadError`."""
+        ...
+
+    async def unpin(self, name: str) -> None:
+        """End a pin, if there is one of this name, or raise an `EngineDeadError`."""
+        ...
+
     async def stop(self) -> None:
         """End the engine."""
         ...

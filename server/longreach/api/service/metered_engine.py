@@ -63,6 +63,14 @@ class MeteredEngine(EngineProtocol):
         """As `EngineProtocol.seconds_to_read`."""
         return self._engine.seconds_to_read(request_id)
 
+    async def pin(self, name: str, prompt: list[int], cache_salt: str = "", attention: AttentionPolicy = DENSE) -> None:
+        """As `EngineProtocol.pin`."""
+        await self._engine.pin(name, prompt, cache_salt, attention)
+
+    async def unpin(self, name: str) -> None:
+        """As `EngineProtocol.unpin`."""
+        await self._engine.unpin(name)
+
     async def stop(self) -> None:
         """As `EngineProtocol.stop`."""
         await self._engine.stop()

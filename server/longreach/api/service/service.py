@@ -26,6 +26,7 @@ from longreach.api.service.metered_engine import MeteredEngine
 from longreach.api.service.recent_prompts import RecentPrompts
 from longreach.api.service.sampling_defaults import sampling_defaults
 from longreach.config import Settings
+from longreach.documents.documents import Documents
 from longreach.engine.client import EngineClient
 from longreach.engine.messages import Sampling, Started
 from longreach.engine.stats import Stats
@@ -73,7 +74,7 @@ class Service:
     """One served model. Made before the model is loaded, so that the port can already answer that it is loading.
 
     Raises:
-        ConfigError: the API keys or the store of responses cannot be used.
+        ConfigError: the API keys, the store of responses or that of documents cannot be used.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -92,6 +93,7 @@ class Service:
         self.grammars = GrammarCompiler(settings.max_grammar_bytes, settings.max_grammar_seconds)
         self.masks = MaskPictures()
         self.kept = KeptResponses(settings)
+        self.documents = Documents(settings)
         self.background = BackgroundRuns()
         self.recent_prompts = RecentPrompts()
         # Bodies and templates, which take milliseconds, do not wait behind the texts that are encoded.
@@ -286,6 +288,7 @@ class Service:
         """Stop the engine, if it was ever started, and whatever else was."""
         await self.background.stop()
         await self.kept.stop()
+        await self.documents.stop()
         self.masks.stop()
         self.reading.close()
         self.encoding.close()

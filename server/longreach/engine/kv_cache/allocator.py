@@ -7,6 +7,7 @@
     allocate      | gives a request ids for reserved pages
     held          | takes back the pages that a request's windows have left behind: `group_pages`
     commit        | puts full pages into the prefix cache: others may share them
+    pinned        | has the entries of pinned prompts evicted last: `pinned_prompts`
     invalidate    | takes pages out of the prefix cache, since their contents may be wrong
     free          | takes everything back; cached pages can still be matched until they are evicted
 
@@ -27,6 +28,7 @@ from longreach.engine.kv_cache.groups import PageGroups
 from longreach.engine.kv_cache.offload_index import CacheMoves
 from longreach.engine.kv_cache.page_checks import check_pages
 from longreach.engine.kv_cache.page_pool import PagePool
+from longreach.engine.kv_cache.pinned_prompts import PinnedPrompts
 from longreach.engine.kv_cache.prefix_cache import PageHasher
 from longreach.engine.kv_cache.prefix_finder import PrefixFinder
 from longreach.engine.kv_cache.prefix_sharing import PrefixSharing
@@ -68,6 +70,12 @@ class PageAllocator:
         self._finder = PrefixFinder(pool, self.groups, states)
         self.held = GroupPages(pool, self.groups)
         self.prefixes = PrefixSharing(pool, self.groups, states, self.held, self._finder)
+        tiers = [
+            pool.cache,
+            *([] if pool.host is None else pool.host.tiers),
+            *([] if states is None else [states.tier]),
+        ]
+        self.pinned = PinnedPrompts(tiers, self.groups, hasher, states=states is not None)
 
     @property
     def disk(self) -> DiskTier | None:

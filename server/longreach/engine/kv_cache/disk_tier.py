@@ -68,6 +68,10 @@ class Store(Protocol):
 
     def remove(self, keys: Sequence[bytes]) -> None: ...
 
+    def pin(self, keys: Sequence[bytes]) -> None: ...
+
+    def unpin(self, keys: Sequence[bytes]) -> None: ...
+
     def close(self) -> None: ...
 
 
@@ -161,6 +165,14 @@ class DiskTier:
                 self._unwanted.add(name)
             else:
                 self.store.remove([name])
+
+    def pin_names(self, names: Sequence[bytes]) -> None:
+        """As `pinned_prompts.Tier.pin_names`."""
+        self.store.pin(names)
+
+    def unpin_names(self, names: Sequence[bytes]) -> None:
+        """As `pinned_prompts.Tier.unpin_names`."""
+        self.store.unpin(names)
 
     def copy_ahead(self, is_there: Callable[[bytes, int, int], bool | None], *, is_last: bool = False) -> None:
         """Have what will be written copied to host memory beside this step, of what `is_there` (key, page or slot, and

@@ -12,6 +12,7 @@ from bisect import bisect_left
 from typing import NamedTuple
 
 from longreach.engine.kv_cache.borders import STATE_GROUP, key
+from longreach.engine.kv_cache.pinned_prompts import Tier
 from longreach.engine.kv_cache.state_borders import BorderRule
 from longreach.engine.kv_cache.state_pool import AWAY, FoundCopy, StatePool
 from longreach.engine.requests.request import Request
@@ -43,6 +44,11 @@ class StateAllocator:
         self._copies = copies
         self._rule = BorderRule() if rule is None else rule
         self._running = self._answers = 0  # requests that hold slots, and those that have left a copy in their answer
+
+    @property
+    def tier(self) -> Tier:
+        """What evicts copies."""
+        return self._pool
 
     @property
     def usage(self) -> StateUsage:

@@ -20,6 +20,7 @@ class Disk:
         self.begun: list[Done] = []
         self.ended: list[Done] = []
         self.removed: list[bytes] = []
+        self.pinned: set[bytes] = set()
         self.is_resting = self.is_behind = self.is_full = False
         self.stats = DiskStats()
 
@@ -56,6 +57,12 @@ class Disk:
     def remove(self, keys: Sequence[bytes]) -> None:
         self.removed += keys
         self.here.difference_update(keys)
+
+    def pin(self, keys: Sequence[bytes]) -> None:
+        self.pinned.update(keys)
+
+    def unpin(self, keys: Sequence[bytes]) -> None:
+        self.pinned.difference_update(keys)
 
     def close(self) -> None:
         pass
