@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from longreach.api.generation.message_files import with_kept_files
 from longreach.api.schema.requests.chat_turn import ChatTurn
 from longreach.api.service.call import Call
 from longreach.errors import ContextLengthError, InvalidRequestError, OverloadedError
@@ -94,6 +95,7 @@ async def encode_chat(
         ApiError: as `encode_text`.
     """
     chat = call.service.chat
+    turn = await with_kept_files(call, turn)
     guarded, text = await _written(call, turn)
     special = chat.template.is_default if special is None else special
     ids = await encode_text(call, guarded, param=turn.param, answer_tokens=answer_tokens, special=special, keep=keep)
