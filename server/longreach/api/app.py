@@ -17,6 +17,7 @@ from longreach.api.endpoints import (
     attention_policies,
     chat,
     completions,
+    documents,
     messages,
     playground,
     responses,
@@ -52,7 +53,7 @@ def create_app(service: Service) -> FastAPI:
         telemetry={"auto_configure": True, "metrics": False, "logs": False, "exclude": _is_quiet},
     )
     app.state.service = service
-    routed = (completions, chat, responses, stored_responses, messages, tokenize, attention_policies, status)
+    routed = (completions, chat, responses, stored_responses, messages, documents, tokenize, attention_policies, status)
     for module in (*routed, reference):
         app.include_router(module.router)
     page = playground.page_files() if service.settings.playground else {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import threading
 from array import array
@@ -66,6 +67,7 @@ class Tokenizer:
         marks: the special tokens.
         config: the contents of `tokenizer_config.json`, as far as there is one.
         added_ids: the ids of added tokens, special or not, by their texts.
+        digest: of all that token ids depend on, in hex.
     """
 
     def __init__(self, backend: tokenizers.Tokenizer, config: dict[str, Any] | None = None) -> None:
@@ -79,7 +81,9 @@ class Tokenizer:
         self.marks = Marks(token.content for token in backend.get_added_tokens_decoder().values() if token.special)
         self.added_ids = {token.content: id_ for id_, token in backend.get_added_tokens_decoder().items()}
         self._around = _around(backend)
-        described = json.loads(backend.to_str())
+        description = backend.to_str()
+        self.digest = hashlib.sha256(description.encode()).hexdigest()
+        described = json.loads(description)
         self._borders = Borders.of(backend, described)
         self._measure = Measure.of(described)
         self._plain: tuple[tokenizers.Tokenizer, dict[str, str], dict[int, int]] | None = None
@@ -121,6 +125,11 @@ class Tokenizer:
     def in_pieces(self) -> bool:
         """Whether long texts are encoded in pieces; some kinds of tokenizers have no safe places to cut at."""
         return self._borders is not None
+
+    @property
+    def around(self) -> tuple[list[int], list[int]] | None:
+        """The token ids that stand before and behind a text; None where they are not known apart from it."""
+        return self._around
 
     def token_id(self, token: str) -> int | None:
         """The id of a token's name, if it is one."""

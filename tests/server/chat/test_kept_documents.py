@@ -30,7 +30,9 @@ class KeepingServer(FakeServer):
         if request.method == "POST":
             self.received.append(request.read())
             assert request.headers["content-type"] == "text/plain"
-            return httpx2.Response(201, json=self.keep(query["name"], self.received[-1].decode("utf-8-sig"), tokens=None))
+            return httpx2.Response(
+                201, json=self.keep(query["name"], self.received[-1].decode("utf-8-sig"), tokens=None)
+            )
         found = [one for one in self.documents if query.get("name") in (None, one["name"])]
         if path == "/v1/documents":
             after = next((n + 1 for n, one in enumerate(found) if one["id"] == query.get("after")), 0)

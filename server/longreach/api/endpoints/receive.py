@@ -11,6 +11,7 @@ from longreach.api.http.request_log import RequestRecord
 from longreach.api.schema.requests.harmless import asker
 from longreach.api.schema.requests.tokenize import DetokenizeRequest
 from longreach.api.service.call import Body, Call
+from longreach.api.service.loaded_document import load_document
 from longreach.api.service.service import Service
 from longreach.sizes import MAX_PROMPT_TOKENS
 
@@ -18,7 +19,7 @@ M = TypeVar("M", bound=Body)
 
 
 async def receive(request: Request, model: type[M]) -> Call[M]:
-    """Read and check the body of a request.
+    """Read and check the body of a request, and load the kept document that it refers to.
 
     Raises:
         ApiError: it is refused, names a model that is not served, or nothing can be taken at this moment.
@@ -32,5 +33,9 @@ async def receive(request: Request, model: type[M]) -> Call[M]:
     record.asked_by(asker(body))
     if body.model is not None:
         service.require_model(body.model)
+    reference: str | None = getattr(body, "document", None)
+    document = None if reference is None else await load_document(service, record, reference)
     engine, tokenizer = service.require_ready()
-    return Call(body, request, service, record, engine, tokenizer)
+    if document is not None:
+        document.require_of_tokenizer(tokenizer.digest, "document")
+    return Call(body, request, service, record, engine, tokenizer, document)

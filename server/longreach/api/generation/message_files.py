@@ -10,7 +10,7 @@ from longreach.api.schema.requests.chat_messages import Message
 from longreach.api.schema.requests.chat_turn import ChatTurn
 from longreach.api.schema.requests.file_parts import files_in, named_files, with_files
 from longreach.api.service.call import Call
-from longreach.documents.document import Document
+from longreach.api.service.loaded_document import load_document
 from longreach.documents.errors import NONE_KEPT
 from longreach.documents.wrapping import wrapped
 from longreach.errors import InvalidRequestError, quoted
@@ -23,8 +23,8 @@ async def with_kept_files(call: Call[Any], turn: ChatTurn) -> ChatTurn:
 
     Raises:
         DocumentNotFoundError: the caller has no such file.
-        InvalidRequestError: nothing is kept, a file is no text, has not come yet, or they are too many or too long.
-        UnavailableError: they cannot be read.
+        InvalidRequestError: nothing is kept, a file is no text, or they are too many or too long.
+        ApiError: as `load_document`.
         ClientGoneError: the caller went away.
     """
     names = named_files(message.content for message in turn.messages)
@@ -34,21 +34,22 @@ async def with_kept_files(call: Call[Any], turn: ChatTurn) -> ChatTurn:
     if not documents.enabled:
         why = f"{NONE_KEPT}; send the file itself (`file_data`), or start the server with --documents memory"
         raise _refused(param, why)
-    found: dict[str, Document] = {}
-    counts = Counter(name for message in turn.messages for name in files_in(message.content))
     if len(names) > MAX_FILES:
         raise _refused(param, f"the messages name {len(names)} files; {MAX_FILES} may be named")
-    for name in names:
-        found[name] = await documents.find(call.record.owner, name, param)
-        _check(found[name], name, param)
-    size = sum(found[name].bytes * counts[name] for name in names)
+    found = {name: await documents.find(call.record.owner, name, param) for name in names}
+    for name, document in found.items():
+        if document.kind != "text":
+            why = f"{quoted(name)} is a document of {document.kind}, and no text; refer to it by `document`"
+            raise _refused(param, why)
+    counts = Counter(name for message in turn.messages for name in files_in(message.content))
+    size = sum(found[name].bytes * count for name, count in counts.items())
     if size > (most := call.service.settings.body_limit(call.engine.info.max_model_len)):
         why = f"the files in them have {size} bytes together; {most} are allowed (--max-body-bytes)"
         raise InvalidRequestError(f"`{param}`: {why}.", param=param, code="context_length_exceeded")
-    contents = {name: await documents.use(document) for name, document in found.items()}
+    loaded = {name: await load_document(call.service, call.record, name, param) for name in names}
 
     def put_in() -> list[Message]:
-        texts = {name: wrapped(body.decode(), document.name) for name, (document, body) in contents.items()}
+        texts = {name: wrapped(one.text, one.document.name) for name, one in loaded.items()}
         return [_with(message, texts) for message in turn.messages]
 
     return replace(turn, messages=await call.attend(call.service.reading.call(put_in, caller=call.record.caller)))
@@ -59,15 +60,6 @@ def _with(message: Message, texts: dict[str, str]) -> Message:
     if not message.content or (content := with_files(message.content, texts)) is message.content:
         return message
     return message.model_copy(update={"content": content})
-
-
-def _check(document: Document, name: str, param: str) -> None:
-    if document.kind != "text":
-        raise _refused(
-            param, f"{quoted(name)} is a document of {document.kind}, and no text; refer to it by `document`"
-        )
-    if document.state == "uploading":
-        raise _refused(param, f"the file {quoted(name)} has not come to its end yet; send the request again then")
 
 
 def _refused(param: str, why: str) -> InvalidRequestError:

@@ -123,7 +123,7 @@ async def plan_compared(call: Call[SamplingFields], answer_id: str, spec: Answer
         ApiError: as `plan_answers`.
         ClientGoneError: the caller went away.
     """
-    await compare_prompts(call, _policy(call), spec.prompts, spec.texts)
+    await compare_prompts(call, call.attention, spec.prompts, spec.texts)
     return plan_answers(call, answer_id, spec)
 
 
@@ -155,12 +155,6 @@ def _kept(
     return [replace(one, recent=recent.keep(asker, one.request.prompt)) if one.leads else one for one in planned]
 
 
-def _policy(call: Call[SamplingFields]) -> AttentionPolicy:
-    """The attention policy that a call asks for."""
-    asked = call.body.attention
-    return call.service.settings.default_policy if asked is None else asked.resolve()
-
-
 def _checked_attention(call: Call[SamplingFields], spec: AnswerSpec) -> AttentionPolicy:
     """The attention policy of a call, all of whose fields are checked against the server."""
     body, info, settings = call.body, call.engine.info, call.service.settings
@@ -184,8 +178,8 @@ def _checked_attention(call: Call[SamplingFields], spec: AnswerSpec) -> Attentio
     for prompt in spec.prompts:
         check_fit(prompt, max(spec.max_tokens or 0, 1), info, spec.param)
     _check_drawable(body, spec, info)
-    attention = _policy(call)
-    _check_bounds(attention, info)
+    attention = call.attention
+    check_bounds(attention, info)
     return attention
 
 
@@ -230,7 +224,7 @@ def _planned(
             sampling=body.sampling(info.vocab_size, choice, service.sampling_defaults, bad_words),
             priority=body.priority,
             flexible=body.service_tier == "flex",
-            cache_salt=call.record.cache_salt(body.cache_salt),
+            cache_salt=call.cache_salt,
             speculate=service.settings.speculate if body.speculate is None else body.speculate,
             grammar=spec.grammar,
             logprobs=spec.logprobs,
@@ -271,7 +265,8 @@ def _take_places(
     call.record.at_end.callback(call.engine.release, places)
 
 
-def _check_bounds(attention: AttentionPolicy, info: Started) -> None:
+def check_bounds(attention: AttentionPolicy, info: Started) -> None:
+    """Raise an InvalidRequestError if a policy needs bounds of keys, and the engine keeps none."""
     param = "attention.decode_budget"
     try:
         attention.check_bounds(info.page_bounds)

@@ -40,6 +40,7 @@ class RequestRecord:
     Attributes:
         address: where the request came from, as `network_of` has it.
         asker: whom the request says that it is from, as a word of the log.
+        document: the id of the kept document that the prompt begins with.
         finish: how the request ended: stop, length, disconnected, or the code of an error.
         attention: what each prompt was computed with, unless that was dense.
         compared: the prompt beside the caller's recent ones, if the caller asks for that.
@@ -55,6 +56,7 @@ class RequestRecord:
     status: int | None = field(default=None, init=False)
     key: ApiKey | None = field(default=None, init=False)
     asker: str | None = field(default=None, init=False)
+    document: str | None = field(default=None, init=False)
     completion_id: str | None = field(default=None, init=False)
     prompt_tokens: int | None = field(default=None, init=False)
     computed_tokens: int = field(default=0, init=False)
@@ -90,6 +92,10 @@ class RequestRecord:
         if name is not None and _PLAIN.fullmatch(name) is None:
             name = f"sha256:{hashlib.sha256(name.encode('utf-8', 'replace')).hexdigest()[:_DIGEST_CHARACTERS]}"
         self.asker = name
+
+    def reads_document(self, document_id: str) -> None:
+        """The prompt begins with this kept document, or the request is about it."""
+        self.document = document_id
 
     def answering(self, completion_id: str, prompt_tokens: int) -> None:
         """Answers to so many prompt tokens are wanted, and are to be sent under this id."""
@@ -155,6 +161,8 @@ class RequestRecord:
             words.append(f"key={self.key.name}")
         if self.asker is not None:
             words.append(f"user={self.asker}")
+        if self.document is not None:
+            words.append(f"document={self.document}")
         if self.completion_id is not None:
             words += [
                 f"completion={self.completion_id}",

@@ -17,6 +17,7 @@ from longreach import gguf_source, hub
 from longreach.api.http.auth import ApiKeys
 from longreach.api.service.background import BackgroundRuns
 from longreach.api.service.chat_prompt import Chat
+from longreach.api.service.document_reader import DocumentReader
 from longreach.api.service.engine_protocol import StartedEngine, StartEngine
 from longreach.api.service.grammar_check import Kind
 from longreach.api.service.grammar_compiler import GrammarCompiler
@@ -94,6 +95,7 @@ class Service:
         self.masks = MaskPictures()
         self.kept = KeptResponses(settings)
         self.documents = Documents(settings)
+        self.document_reader = DocumentReader(self)
         self.background = BackgroundRuns()
         self.recent_prompts = RecentPrompts()
         # Bodies and templates, which take milliseconds, do not wait behind the texts that are encoded.
@@ -149,6 +151,7 @@ class Service:
             other_tokenizer_ids=0 if other is None else tokenizer.id_limit,
         )
         self.attach(await start_engine(self._engine_config), tokenizer, chat)
+        self.document_reader.start()
 
     def attach(self, engine: StartedEngine, tokenizer: Tokenizer, chat: Chat) -> None:
         """Take requests from now on."""
@@ -164,11 +167,13 @@ class Service:
         assert self._engine is not None
         await self._engine.stop()
         self._adopt(await start_engine(self._engine_config))
+        self.document_reader.start()
 
     def _adopt(self, engine: StartedEngine) -> None:
         self.died.clear()
         engine.on_death = self.died.set
         self._engine = MeteredEngine(engine, self.metrics)
+        self.document_reader.engine_started()
 
     def give_up(self) -> None:
         """There will be no other engine."""
@@ -288,6 +293,7 @@ class Service:
         """Stop the engine, if it was ever started, and whatever else was."""
         await self.background.stop()
         await self.kept.stop()
+        await self.document_reader.stop()
         await self.documents.stop()
         self.masks.stop()
         self.reading.close()

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, PlainValidator
 
 from longreach.api.schema.requests.attention_field import Attention
+from longreach.api.schema.requests.document_field import DocumentField
 from longreach.api.schema.requests.fields import (
     MAX_ALL_STOP_CHARACTERS,
     MAX_BAD_WORDS,
@@ -77,7 +78,7 @@ _ALLOWED_IDS_SCHEMA = {**TOKEN_IDS_SCHEMA, "type": ["array", "null"], "maxItems"
 _STOP_IDS_SCHEMA = {**TOKEN_IDS_SCHEMA, "type": ["array", "null"], "minItems": 0, "maxItems": MAX_STOPS}
 
 
-class ServingFields(StrictModel):
+class ServingFields(DocumentField):
     """How one request is served: not what it answers, but when, and from which cache."""
 
     model: str = Field(min_length=1, max_length=256, description="A name of the served model.")
