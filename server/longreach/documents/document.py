@@ -32,6 +32,11 @@ def own_id(reference: str) -> str:
     return PREFIX + reference.removeprefix(FILE_PREFIX) if reference.startswith(FILE_PREFIX) else reference
 
 
+def file_id(document_id: str) -> str:
+    """The id of a document as one of OpenAI's files."""
+    return FILE_PREFIX + document_id.removeprefix(PREFIX)
+
+
 def salt_of(owner: str, own: str) -> str:
     """The prefix cache's salt of an owner's requests with the salt `own`; as `ApiKey.salt`."""
     return f"{owner}/{own}" if owner else own

@@ -12,6 +12,11 @@ export function percent(share) {
   return `${value.toFixed(digits)}%`;
 }
 
+const day = new Intl.DateTimeFormat("en", { day: "numeric", month: "short", hour: "2-digit", minute: "2-digit", hour12: false });
+
+/** A time, given in seconds since 1970: 6 Dec, 14:05. */
+export const moment = (seconds) => day.format(new Date(seconds * 1000));
+
 /** Seconds in the unit that suits them: 380 ms, 4.5 s, 2 min 5 s. */
 export function duration(seconds) {
   if (seconds < 1) return `${Math.round(seconds * 1000)} ms`;
