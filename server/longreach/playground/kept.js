@@ -1,7 +1,7 @@
 /** The documents that the server keeps: what they are, where they are cached, and what can be done with them. */
 
 import { deleteAt, getJson, postText } from "./server.js";
-import { announce, byId, count, element, moment, percent, tell } from "./words.js";
+import { announce, byId, count, duration, element, moment, percent, tell } from "./words.js";
 
 const SHOWN = 20;
 const LOOK_AGAIN_MS = 1500;
@@ -122,24 +122,26 @@ export class KeptPanel extends EventTarget {
 }
 
 /** The share of a document's tokens that each tier has, as a small bar; nothing where the server does not say. */
-function tiersOf({ tokens, cached }) {
-  if (!cached || !tokens) return [];
+function tiersOf({ tokens, cache }) {
+  if (!cache || !tokens) return [];
   const bar = element("span", { class: "tiers", "aria-hidden": "true" });
   for (const [tier] of TIERS) {
     const part = element("span", { class: `tier-${tier}` });
-    part.style.width = `${Math.min((cached[tier] ?? 0) / tokens, 1) * 100}%`;
+    part.style.width = `${Math.min(cache[tier].tokens / tokens, 1) * 100}%`;
     bar.append(part);
   }
   return [bar];
 }
 
-function wordsOf({ tokens, bytes, state, error, cached, expires_at: expires, pinned }) {
+function wordsOf({ tokens, bytes, state, error, cache, expires_at: expires, pinned }) {
   const words = [tokens ? `${count(tokens)} tokens` : `${count(bytes)} bytes`];
   if (state === "failed") words.push(error?.message ?? "it could not be read");
   else if (state !== "ready") words.push(state);
-  if (cached && tokens) {
-    const where = TIERS.filter(([tier]) => cached[tier]).map(([tier, name]) => `${name} ${percent(Math.min(cached[tier] / tokens, 1))}`);
+  if (cache && tokens) {
+    const where = TIERS.filter(([tier]) => cache[tier].tokens)
+      .map(([tier, name]) => `${name} ${percent(Math.min(cache[tier].tokens / tokens, 1))}`);
     words.push(where.length ? `cached: ${where.join(", ")}` : "not cached");
+    if (cache.seconds_to_read) words.push(`${duration(cache.seconds_to_read)} to read again`);
   }
   words.push(expires ? `until ${moment(expires)}` : "until it is deleted");
   if (pinned) words.push("pinned");

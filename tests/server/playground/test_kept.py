@@ -103,7 +103,10 @@ def test_a_text_completion_begins_with_the_document(server: LiveServer, open_pag
     assert sent["document"].startswith("doc-")
 
 
-CACHED = {"gpu": 300, "host": 200, "disk": 500}
+CACHE = {
+    **{tier: {"tokens": tokens, "bytes": 1} for tier, tokens in (("gpu", 300), ("host", 200), ("disk", 500))},
+    "seconds_to_read": 4.25,
+}
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
@@ -115,11 +118,11 @@ def test_where_a_document_is_cached_is_shown_and_read_by_everybody(
 
     def told(route: Any) -> None:
         answer = route.fetch()
-        route.fulfill(response=answer, json={**answer.json(), "tokens": 1000, "cached": CACHED})
+        route.fulfill(response=answer, json={**answer.json(), "tokens": 1000, "cache": CACHE})
 
     page.route("**/v1/documents/doc-*", told)
     page.reload()
-    expect(page.locator("#kept-list li")).to_contain_text("cached: GPU 30.0%, memory 20.0%, disk 50.0%")
+    expect(page.locator("#kept-list li")).to_contain_text("cached: GPU 30.0%, memory 20.0%, disk 50.0% · 4.3 s to read again")
     assert page.evaluate(FAINT) == []
     assert page.evaluate("() => document.documentElement.scrollWidth") <= 390
 
