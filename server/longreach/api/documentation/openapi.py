@@ -18,9 +18,10 @@ _JSON = "application/json"
 _REFUSALS = {
     "400": "The request is wrong; `param` names the field.",
     "401": "The request has no key of this server, which asks for one.",
-    "404": "There is no such model.",
+    "404": "There is no such model or document.",
     "408": "The body did not arrive within `--body-timeout`.",
-    "413": "The body is longer than `--max-body-bytes`.",
+    "409": "The document that the prompt is to begin with is still being uploaded.",
+    "413": "The body is longer than `--max-body-bytes`, or a document than may be kept.",
     "415": "The body is not declared as plain JSON.",
     "421": "`Host` names none of the hosts that the server answers to: `--allowed-hosts`.",
     "429": "Too much is waiting; `Retry-After` says when to come again.",
@@ -60,6 +61,8 @@ def documented(
     if stream:
         responses["200"]["content"]["text/event-stream"] = {"schema": _event(chunk or answer, error)}
     own = refusals if refusals is not None else _WITH_BODY if body is not None else _ALWAYS
+    if body is not None and "document" in body.model_fields:
+        own = (*own, "409")
     for status in sorted({*own, "421"}):
         responses[status] = {"description": _REFUSALS[status], "content": {_JSON: {"schema": _ref(error)}}}
     extra: dict[str, Any] = {"responses": responses}

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Annotated, Literal
 
+import msgspec
 from fastapi import APIRouter, Query
 from starlette.requests import Request
 from starlette.responses import Response
@@ -19,7 +20,13 @@ from longreach.api.generation.plan_answers import check_bounds, check_token_ids
 from longreach.api.http.body import read_json
 from longreach.api.http.request_log import RequestRecord
 from longreach.api.http.respond import json_response, long_json_response
-from longreach.api.schema.answers.documents import DeletedDocument, DocumentList, DocumentObject, document_object
+from longreach.api.schema.answers.documents import (
+    DeletedDocument,
+    DocumentList,
+    DocumentObject,
+    document_cache,
+    document_object,
+)
 from longreach.api.schema.requests.documents import DocumentChange, DocumentRequest
 from longreach.api.schema.requests.file_parts import named_files
 from longreach.api.service.call import Call
@@ -109,7 +116,9 @@ async def retrieve_document(request: Request, document_id: str) -> Response:
     service, record = _of(request)
     document = await service.documents.get(record.owner, document_id)
     record.reads_document(document.id)
-    return json_response(document_object(document))
+    looked = None if document.state == "uploading" else await service.document_reader.look(document)
+    told = msgspec.structs.replace(document_object(document), cache=None if looked is None else document_cache(looked))
+    return json_response(told)
 
 
 @router.post("/v1/documents/{document_id}", **documented(DocumentChange, DocumentObject))

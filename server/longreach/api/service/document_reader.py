@@ -15,12 +15,12 @@ from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from longreach.api.service.encode import TextEncoder
-from longreach.api.service.loaded_document import LoadedDocument
+from longreach.api.service.document_prefixes import DocumentPrefixes
 from longreach.documents.document import Document
 from longreach.documents.errors import DocumentNotFoundError
 from longreach.engine.admission import Place
 from longreach.engine.errors import EngineDeadError, EngineError, QueueFullError
+from longreach.engine.looks import Looked
 from longreach.engine.messages import AttentionPolicy, Generate, Sampling
 from longreach.errors import ApiError, OverloadedError, UnavailableError
 
@@ -32,19 +32,17 @@ log = logging.getLogger(__name__)
 # The least urgent that a request may name.
 _LAST = 100
 # How often it is looked whether a server that takes no requests at this moment takes them again.
-_LOOK_SECONDS = 1.0
+_PAUSE_SECONDS = 1.0
+# How long an engine may be in a step before a document is told without what is cached of it.
+_LOOK_SECONDS = 5.0
 _LONGEST_PAUSE = 5.0
 
 
 @dataclass(eq=False)
 class _Reading:
-    """A document that is to be read: with its `prefix`, where that is known already.
-
-    `wanted` is whether it is still to be read; `ended` whether nobody will read it any more.
-    """
+    """A document that is to be read, as long as it is `wanted`; `ended` says that nobody will read it any more."""
 
     document: Document
-    prefix: Sequence[int] | None
     wanted: bool = True
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[None] | None = None
@@ -56,6 +54,7 @@ class DocumentReader:
 
     Attributes:
         reads: documents that were read, since the start.
+        prefixes: the token ids that prompts with them begin with.
     """
 
     def __init__(self, service: Service) -> None:
@@ -67,6 +66,7 @@ class DocumentReader:
         self._stopped = False
         self._new_engine = False
         self.reads = 0
+        self.prefixes = DocumentPrefixes(service)
         service.documents.on_gone = self.forget
 
     def engine_started(self) -> None:
@@ -81,15 +81,18 @@ class DocumentReader:
     def read(self, document: Document, prefix: Sequence[int] | None = None) -> None:
         """Read a document when its turn has come. `prefix` are the token ids of `LoadedDocument.prefix`, if they are
         known."""
+        if prefix is not None:
+            self.prefixes.hold(document, prefix)
         if self._stopped or document.id in self._known:
             return
-        reading = self._known[document.id] = _Reading(document, prefix)
+        reading = self._known[document.id] = _Reading(document)
         self._queues.setdefault(document.owner, deque()).append(reading)
         self.start()
 
     async def has_read(self, document: Document, prefix: Sequence[int]) -> None:
         """Somebody else has read a document, whose prefix has these token ids."""
         self.reads += 1
+        self.prefixes.hold(document, prefix)
         await self._service.documents.tell(document, "ready", len(prefix))
         if document.pinned:
             await self._pin(document, prefix)
@@ -104,6 +107,7 @@ class DocumentReader:
     def forget(self, document: Document) -> None:
         """The document is gone."""
         self._service.beginnings.forget(document.id)
+        self.prefixes.forget(document)
         reading = self._known.get(document.id)
         if reading is not None:
             reading.wanted = False
@@ -111,6 +115,20 @@ class DocumentReader:
                 reading.task.cancel()
         if not self._stopped:
             self._spawn(self._unpin(document), "a pin")
+
+    async def look(self, document: Document) -> Looked | None:
+        """What is cached of a document now, and how long reading it takes; None where that is not known.
+
+        Raises:
+            UnavailableError: the store cannot be read.
+        """
+        try:
+            engine, _ = self._service.require_ready()
+            prefix = await self.prefixes.of(document)
+            async with asyncio.timeout(_LOOK_SECONDS):
+                return await engine.look(prefix, document.salt, self._policy(document))
+        except (ApiError, EngineError, TimeoutError):  # not a matter of the document, which is told without it
+            return None
 
     async def wait(self, document_id: str) -> None:
         """Wait until a document has been read, or will not be; no time where it is not to be read."""
@@ -180,7 +198,7 @@ class DocumentReader:
             except QueueFullError as error:
                 await asyncio.sleep(min(error.retry_after, _LONGEST_PAUSE))
             except (OverloadedError, UnavailableError, EngineDeadError):
-                await asyncio.sleep(_LOOK_SECONDS)
+                await asyncio.sleep(_PAUSE_SECONDS)
             except (ApiError, EngineError) as error:
                 told = error.message if isinstance(error, ApiError) else "The engine failed to read the document."
                 log.warning("document %s cannot be read: %s", reading.document.id, error)
@@ -191,16 +209,7 @@ class DocumentReader:
 
     async def _read_once(self, reading: _Reading) -> None:
         service, document = self._service, reading.document
-        engine, tokenizer = service.require_ready()
-        if reading.prefix is None:
-            contents = await service.documents.contents(document)
-            loaded = await service.reading.call(
-                LoadedDocument.of, document, contents, caller=document.owner, size=len(contents)
-            )
-            loaded.require_of_tokenizer(tokenizer.digest, "document")
-            encoder = TextEncoder(service, tokenizer, engine.info, document.owner)
-            reading.prefix = await loaded.prefix(service, encoder, "document")
-        prefix = [*reading.prefix]
+        prefix = await self.prefixes.of(document)
         if document.pinned:
             await self._pin(document, prefix)
         await self._compute(document, prefix)

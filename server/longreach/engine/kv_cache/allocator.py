@@ -30,10 +30,10 @@ from longreach.engine.kv_cache.page_checks import check_pages
 from longreach.engine.kv_cache.page_pool import PagePool
 from longreach.engine.kv_cache.pinned_prompts import PinnedPrompts
 from longreach.engine.kv_cache.prefix_cache import PageHasher
-from longreach.engine.kv_cache.prefix_finder import PrefixFinder
+from longreach.engine.kv_cache.prefix_finder import CachedPrefix, PrefixFinder
 from longreach.engine.kv_cache.prefix_sharing import PrefixSharing
 from longreach.engine.kv_cache.state_allocator import StateAllocator, StateUsage
-from longreach.engine.requests.page_hold import DROPPED
+from longreach.engine.requests.page_hold import DROPPED, Sought
 from longreach.engine.requests.request import Request
 
 
@@ -88,6 +88,11 @@ class PageAllocator:
         return self._pool.num_pages
 
     @property
+    def page_size(self) -> int:
+        """Tokens in a page."""
+        return self._size
+
+    @property
     def num_tokens(self) -> int:
         """Tokens of the longest sequence that all pages hold."""
         return self.groups.longest(self._pool.num_pages)
@@ -128,6 +133,10 @@ class PageAllocator:
             for other in others:
                 self.states.add_parting(request, other)
 
+    def cached(self, request: Sought) -> CachedPrefix:
+        """What a request that holds nothing would get now; it changes nothing."""
+        return self._finder.cached(request, self.disk)
+
     def can_reserve(self, request: Request, length: int) -> bool:
         """Whether `reserve` would do it for a request that holds nothing."""
         match = self._finder.match(request)
@@ -135,6 +144,12 @@ class PageAllocator:
             return False
         missing = self.held.missing(request.hold, self._pool.pages_for(length), match.border)
         return self._pool.can_reserve(sum(missing), *self._apart(match.pages))
+
+    def missing(self, request: Sought, length: int) -> int:
+        """How many pages must be available for `reserve` to do it for a request that holds nothing."""
+        match = self._finder.match(request)
+        missing = self.held.missing(request.hold, self._pool.pages_for(length), match.border)
+        return self._pool.wanted(sum(missing), *self._apart(match.pages))
 
     def reserve(self, request: Request, length: int) -> bool:
         """Reserve pages for a request's first `length` tokens, or change nothing: False.

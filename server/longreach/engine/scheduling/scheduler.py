@@ -24,6 +24,7 @@ from longreach.engine.kv_cache.offload_index import CacheMoves
 from longreach.engine.requests.prompt_lookup import MAX_DRAFTS
 from longreach.engine.requests.request import Request
 from longreach.engine.requests.step_plan import Chunk, StepPlan
+from longreach.engine.scheduling.answer_lengths import AnswerLengths
 from longreach.engine.scheduling.chunk_size import ChunkSizer, StepBudget
 from longreach.engine.scheduling.limits import Limits
 from longreach.engine.scheduling.priority import rank, seniority
@@ -45,6 +46,7 @@ class Scheduler:
         self.allocator = allocator
         self._prefixes, self._held, self._states = allocator.prefixes, allocator.held, allocator.states
         self.step_time = StepTime()
+        self.answer_lengths = AnswerLengths()
         self._queue = RunQueue(allocator, limits)
         self.waiting, self.running = self._queue.waiting, self._queue.running
         self._in_flight: list[StepPlan] = []
@@ -103,6 +105,8 @@ class Scheduler:
                 self.allocator.commit(request, chunk.start, end, in_flight=True)
             self.allocator.leave(request, end, in_flight=in_flight)
             self._queue.release(request, now + self.limits.resume_seconds)
+            if request.known > request.prompt_tokens:  # its caller has found the answer's end
+                self.answer_lengths.note(request.known - request.prompt_tokens)
             return request
         if (request := self.waiting.pop(request_id, None)) is not None:
             self.allocator.forget(request)
@@ -163,6 +167,7 @@ class Scheduler:
                 self._queue.next.unblock()  # who waits may need fewer pages now
             self._held.drop(request, end)
             if request.finish_reason is not None:
+                self.answer_lengths.note(request.known - request.prompt_tokens)
                 self.allocator.leave(request, end)
                 self._queue.release(request)
 
@@ -178,6 +183,19 @@ class Scheduler:
     def moves_failed(self, moves: CacheMoves) -> list[Request]:
         """The copies of pages for the next step failed; the requests that cannot go on without them."""
         return self.allocator.moves_failed(moves, list(self.running.values()))
+
+    @property
+    def num_free_slots(self) -> int:
+        """How many more requests may run."""
+        return self.limits.max_num_seqs - len(self.running)
+
+    def first_reservation(self, request: Request) -> int:
+        """Tokens for which a request has to have room when it is let in."""
+        return self._queue.first_reservation(request)
+
+    def unread(self) -> list[tuple[Request, int]]:
+        """The requests whose prompts are not read to their ends, and up to where each is computed or cached."""
+        return [(request, self._prefixes.lookup(request)) for request in (*self._reading(), *self.waiting.values())]
 
     def check(self) -> None:
         """Assert that pages and requests agree."""
@@ -220,7 +238,7 @@ class Scheduler:
 
     def _prompts(self, streams: list[Chunk]) -> list[Chunk]:
         """Chunks of prompts for what the `streams` leave of a step; lets requests in whose turn has come."""
-        requests = [request for request in self.running.values() if not request.is_answering and request.wanted > 1]
+        requests = self._reading()
         if not self._queue.next.is_blocked:
             requests += self.waiting.values()
         if not requests:
@@ -259,6 +277,10 @@ class Scheduler:
             if fills_step:
                 break
         return chunks
+
+    def _reading(self) -> list[Request]:
+        """Running requests whose prompts are being read."""
+        return [request for request in self.running.values() if not request.is_answering and request.wanted > 1]
 
     def _digests_in_flight(self) -> set[bytes]:
         """Of the pages that the steps in flight compute: whoever else wants these waits for them."""

@@ -18,6 +18,7 @@ from collections.abc import Callable
 
 from longreach.engine.engine import Engine
 from longreach.engine.errors import DeviceLostError
+from longreach.engine.looks import Look
 from longreach.engine.messages import (
     HEARTBEAT_SECONDS,
     LENGTH_BYTES,
@@ -133,6 +134,8 @@ def _take(
         preparation.begin(message)
     elif isinstance(message, Generate):
         _submit(engine, message, None, outbox)
+    elif isinstance(message, Look):
+        outbox.put(engine.look(message))
     elif isinstance(message, Pin):
         engine.pin(message)
     elif isinstance(message, Unpin):

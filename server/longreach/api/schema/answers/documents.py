@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from longreach.documents.document import Document
+from longreach.engine.looks import Looked
 
 
 class DocumentProblem(msgspec.Struct, frozen=True):
@@ -15,11 +17,34 @@ class DocumentProblem(msgspec.Struct, frozen=True):
     message: str
 
 
+class TierUse(msgspec.Struct, frozen=True):
+    """What a tier of the cache has of a document: tokens of its beginning, and bytes of their pages and states."""
+
+    tokens: int
+    bytes: int
+
+
+class DocumentCache(msgspec.Struct, frozen=True, kw_only=True):
+    """What is cached of a document now.
+
+    A prompt with it would take so many tokens from each tier. `seconds_to_read` is how long reading all of it again
+    would take, `seconds_to_first_token` how long a question's first token takes, both on an idle server; null before
+    the server has read anything.
+    """
+
+    gpu: TierUse
+    host: TierUse
+    disk: TierUse
+    seconds_to_read: float | None
+    seconds_to_first_token: float | None
+
+
 class DocumentObject(msgspec.Struct, frozen=True, kw_only=True):
     """A kept document.
 
     `state` is `uploading` until all of it has come, `reading` until it has been read into the prefix cache once, then
     `ready`, or `failed`. `tokens` are those that prompts with it begin with. Times are seconds since 1970.
+    `cache` is told of one document alone; null where the engine cannot be asked at this moment.
     """
 
     id: str
@@ -39,6 +64,7 @@ class DocumentObject(msgspec.Struct, frozen=True, kw_only=True):
     uses: int
     cache_salt: str
     attention: dict[str, Any] | None
+    cache: DocumentCache | UnsetType | None = UNSET
 
 
 class DocumentList(msgspec.Struct, frozen=True):
@@ -78,4 +104,15 @@ def document_object(document: Document) -> DocumentObject:
         uses=document.uses,
         cache_salt=document.cache_salt,
         attention=None if document.attention is None else msgspec.to_builtins(document.attention),
+    )
+
+
+def document_cache(looked: Looked) -> DocumentCache:
+    """What is cached of a document, as it is told."""
+    return DocumentCache(
+        gpu=TierUse(looked.gpu, looked.gpu_bytes),
+        host=TierUse(looked.host, looked.host_bytes),
+        disk=TierUse(looked.disk, looked.disk_bytes),
+        seconds_to_read=looked.seconds_whole,
+        seconds_to_first_token=looked.seconds_alone,
     )
