@@ -109,6 +109,9 @@ class Metrics:
         }
         # The older name of the inter-token latency, which vLLM's own dashboard still shows.
         self._per_token = self._histogram("vllm:time_per_output_token_seconds", "As inter_token_latency.", _TOKEN)
+        self._read_ahead = self._counter(
+            "longreach:read_ahead_tokens", "Tokens that were read into the prefix cache before a request wanted them."
+        )
         self._http = Counter(
             "longreach:http_requests",
             "HTTP requests by status and by how they ended: a finish reason, an error's code, or none.",
@@ -176,6 +179,10 @@ class Metrics:
         """A request's first token came."""
         assert line.first_token is not None
         self._observe("time_to_first_token_seconds", line, line.first_token - line.arrived)
+
+    def read_ahead(self, tokens: int) -> None:
+        """So many tokens were read into the prefix cache before a request wanted them."""
+        self._read_ahead.inc(tokens)
 
     def attention(self, use: AttentionUse) -> None:
         """A prompt was read under a policy that is not dense."""

@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from longreach.api.documentation.openapi import documented
+from longreach.api.endpoints.document_uploads import create_from_text, declares_text, new_document
 from longreach.api.endpoints.receive import receive
 from longreach.api.generation.plan_answers import check_bounds, check_token_ids
 from longreach.api.http.body import read_json
@@ -32,7 +33,6 @@ from longreach.api.service.call import Call
 from longreach.api.service.encode import TextEncoder
 from longreach.api.service.loaded_document import LoadedDocument, packed_token_ids
 from longreach.api.service.service import Service
-from longreach.documents.document import NewDocument
 from longreach.errors import InvalidRequestError
 from longreach.policies.schemas import SCHEMAS
 from longreach.util import exact_json
@@ -50,6 +50,8 @@ async def create_document(request: Request) -> Response:
 
     One that is kept already under this name, with the same contents, use, salt and policy, is not kept twice (200).
     """
+    if declares_text(request):
+        return await create_from_text(request)
     call = await receive(request, DocumentRequest)
     body, service = call.body, call.service
     check_bounds(call.attention, call.engine.info)
@@ -73,16 +75,7 @@ async def create_document(request: Request) -> Response:
 def _loaded(call: Call[DocumentRequest]) -> tuple[LoadedDocument, bytes]:
     """What a request uploads, and what is kept of it."""
     body = call.body
-    default = "completion" if call.service.chat.template.is_default else "chat"
-    new = NewDocument(
-        kind="text",
-        use=body.use or default,
-        name=body.name,
-        ttl=body.ttl_seconds,
-        pinned=body.pin,
-        cache_salt=body.cache_salt,
-        attention=None if body.attention is None else body.attention.resolve(),
-    )
+    new = new_document(call.service, body)
     if body.text is not None:
         return LoadedDocument(new, text=body.text), body.text.encode()
     if body.token_ids is not None:

@@ -9,6 +9,7 @@ from longreach.api.schema.requests.chat_turn import ChatTurn
 from longreach.api.service.call import Call
 from longreach.api.service.encode import TextEncoder
 from longreach.errors import InvalidRequestError
+from longreach.text.beginning import Beginning
 from longreach.text.prompt_places import PlaceMarks, Span
 
 
@@ -22,6 +23,7 @@ async def encode_text(
     parse_special: bool = True,
     keep: int | None = None,
     before: int = 0,
+    beginning: Beginning | None = None,
 ) -> list[int]:
     """As `TextEncoder.encode`, for a call.
 
@@ -39,6 +41,7 @@ async def encode_text(
             parse_special=parse_special,
             keep=keep,
             before=before,
+            beginning=beginning,
         )
     )
 
@@ -63,7 +66,15 @@ async def encode_chat(
     turn = await with_kept_files(call, turn)
     guarded, text = await _written(call, turn)
     special = chat.template.is_default if special is None else special
-    ids = await encode_text(call, guarded, param=turn.param, answer_tokens=answer_tokens, special=special, keep=keep)
+    ids = await encode_text(
+        call,
+        guarded,
+        param=turn.param,
+        answer_tokens=answer_tokens,
+        special=special,
+        keep=keep,
+        beginning=None if call.document is None else call.document.beginning,
+    )
     return text, ids
 
 

@@ -106,6 +106,7 @@ class DocumentReader:
 
     def forget(self, document: Document) -> None:
         """The document is gone."""
+        self._service.beginnings.forget(document.id)
         self.prefixes.forget(document)
         reading = self._known.get(document.id)
         if reading is not None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from longreach.engine.messages import Started
 from longreach.errors import ContextLengthError, InvalidRequestError, OverloadedError
 from longreach.sizes import MAX_PROMPT_TOKENS
+from longreach.text.beginning import Beginning
 from longreach.text.tokenizer import Tokenizer, TooManyTokensError, UnbrokenTextError
 from longreach.util.work_pool import WorkPoolFullError
 
@@ -38,11 +39,13 @@ class TextEncoder:
         parse_special: bool = True,
         keep: int | None = None,
         before: int = 0,
+        beginning: Beginning | None = None,
     ) -> list[int]:
         """Token ids of a text that leaves room for so many tokens of an answer; see `Tokenizer.encoding`.
 
         With `keep` the text may be longer, and only so many of its last tokens are kept; -1: as many as leave that
-        room. So many tokens of the same prompt stand `before` the text.
+        room. So many tokens of the same prompt stand `before` the text. Where it begins as `beginning` says, only the
+        rest of it is encoded.
 
         Raises:
             ContextLengthError: it does not fit. Mostly that is known before anything is encoded, and else on the way.
@@ -58,7 +61,7 @@ class TextEncoder:
             least = await service.reading.call(tokenizer.least_tokens, text, caller=self.caller)
         if least > most:
             raise ContextLengthError(before + least, answer_tokens, context, param=param, at_least=True)
-        work = tokenizer.encoding(text, special, parse_special, max(most, 0))
+        work = tokenizer.encoding(text, special, parse_special, max(most, 0), beginning)
         try:
             ids = await service.encoding.run(work, caller=self.caller, size=sys.getsizeof(text))
             return last_tokens(ids, keep, room)

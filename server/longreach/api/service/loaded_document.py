@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,9 +15,10 @@ from longreach.api.http.request_log import RequestRecord
 from longreach.api.schema.requests.chat_messages import Message
 from longreach.api.service.chat_prompt import Chat
 from longreach.api.service.encode import TextEncoder
-from longreach.documents.document import Document, NewDocument
+from longreach.documents.document import Document, NewDocument, is_id
 from longreach.documents.wrapping import wrapped
 from longreach.errors import ContextLengthError, HttpError, InvalidRequestError, OverloadedError, UnavailableError
+from longreach.text.beginning import Beginning
 from longreach.text.marks import Marks
 from longreach.util import exact_json
 
@@ -35,12 +36,16 @@ _QUESTIONS = ("0", "What")
 
 @dataclass(frozen=True)
 class LoadedDocument:
-    """A document with its contents, of which `text`, `messages` or `tokens` is set, as its kind says."""
+    """A document with its contents, of which `text`, `messages` or `tokens` is set, as its kind says.
+
+    `beginning` is what prompts with it begin with, where that was encoded of late.
+    """
 
     document: NewDocument
     text: str = ""
     messages: Sequence[Message] = ()
     tokens: Sequence[int] = ()
+    beginning: Beginning | None = None
 
     @classmethod
     def of(cls, document: Document, contents: bytes) -> LoadedDocument:
@@ -135,6 +140,7 @@ class LoadedDocument:
             special=around is None,
             parse_special=parse_special,
             before=len(first),
+            beginning=self.beginning,
         )
         return [*first, *ids]
 
@@ -160,15 +166,18 @@ async def load_document(
     service: Service, record: RequestRecord, reference: str, param: str = "document"
 ) -> LoadedDocument:
     """The document that a request refers to, by its id or by a name that no other has. It counts as used, and its bytes
-    count as those of the request's body do.
+    count as those of the request's body do. One that is still being uploaded is waited for.
 
     Raises:
         DocumentNotFoundError: the caller has no such document.
         InvalidRequestError: the name means several, or no documents are kept.
-        HttpError: it has not come to its end yet.
+        HttpError: it is being uploaded through another server process.
         OverloadedError: there is no memory for it at this moment.
     """
     document = await service.documents.find(record.owner, reference, param)
+    if (upload := service.uploads.get(document.id)) is not None:
+        kept_as = await upload.wait()
+        document = await service.documents.find(record.owner, kept_as if is_id(reference) else reference, param)
     if document.state == "uploading":
         raise HttpError(f"The document {document.id} is still being uploaded.", code="document_uploading", status=409)
     bodies, caller, size = service.bodies, record.caller, document.bytes
@@ -182,7 +191,8 @@ async def load_document(
     record.at_end.callback(bodies.remove, caller, size)
     record.reads_document(document.id)
     used, contents = await service.documents.use(document)
-    return await service.reading.call(LoadedDocument.of, used, contents, caller=caller, size=size)
+    loaded = await service.reading.call(LoadedDocument.of, used, contents, caller=caller, size=size)
+    return replace(loaded, beginning=service.beginnings.get(used.id))
 
 
 def _written(chat: Chat, messages: Sequence[Message], marks: Marks) -> tuple[str, str]:

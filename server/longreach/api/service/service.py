@@ -27,7 +27,9 @@ from longreach.api.service.metered_engine import MeteredEngine
 from longreach.api.service.recent_prompts import RecentPrompts
 from longreach.api.service.sampling_defaults import sampling_defaults
 from longreach.config import Settings
+from longreach.documents.beginnings import Beginnings
 from longreach.documents.documents import Documents
+from longreach.documents.uploads import Uploads
 from longreach.engine.client import EngineClient
 from longreach.engine.messages import Sampling, Started
 from longreach.engine.stats import Stats
@@ -95,6 +97,8 @@ class Service:
         self.masks = MaskPictures()
         self.kept = KeptResponses(settings)
         self.documents = Documents(settings)
+        self.uploads = Uploads()  # of documents
+        self.beginnings = Beginnings()  # of prompts with documents
         self.document_reader = DocumentReader(self)
         self.background = BackgroundRuns()
         self.recent_prompts = RecentPrompts()

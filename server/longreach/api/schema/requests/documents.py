@@ -42,22 +42,12 @@ def _token_ids(value: object) -> list[int] | None:
     return ids
 
 
-class DocumentRequest(StrictModel):
-    """Keep a document for later prompts that begin with it, and read it into the prefix cache.
-
-    It has a `text`, `messages` or `token_ids`.
-    """
+class DocumentFields(StrictModel):
+    """What is said of a document beside its contents. Behind a text that is sent as it is, it stands in the URL."""
 
     model: Annotated[str | None, Field(min_length=1, max_length=256)] = Field(
         None, description="A name of the served model."
     )
-    text: Annotated[str | None, Field(min_length=1)] = Field(None, description="The text of the document.")
-    messages: Annotated[list[Message] | None, Field(min_length=1, max_length=MAX_MESSAGES)] = Field(
-        None, description="The beginning of a chat, such as a system message and the user's first one."
-    )
-    token_ids: Annotated[
-        list[int] | None, PlainValidator(_token_ids), described({"anyOf": [TOKEN_IDS_SCHEMA, {"type": "null"}]})
-    ] = Field(None, description="The token ids that a completion's prompt begins with.")
     name: DocumentName | None = Field(
         None, description="What requests may refer to it by, where no other has this name. A chat's prompt shows it."
     )
@@ -77,6 +67,21 @@ class DocumentRequest(StrictModel):
         None, description="The attention policy of requests that refer to it and give none; the server's default."
     )
     wait: Annotated[bool, or_default(False)] = Field(False, description="Answer when it has been read.")
+
+
+class DocumentRequest(DocumentFields):
+    """Keep a document for later prompts that begin with it, and read it into the prefix cache.
+
+    It has a `text`, `messages` or `token_ids`.
+    """
+
+    text: Annotated[str | None, Field(min_length=1)] = Field(None, description="The text of the document.")
+    messages: Annotated[list[Message] | None, Field(min_length=1, max_length=MAX_MESSAGES)] = Field(
+        None, description="The beginning of a chat, such as a system message and the user's first one."
+    )
+    token_ids: Annotated[
+        list[int] | None, PlainValidator(_token_ids), described({"anyOf": [TOKEN_IDS_SCHEMA, {"type": "null"}]})
+    ] = Field(None, description="The token ids that a completion's prompt begins with.")
 
     @model_validator(mode="after")
     def _check_one(self) -> DocumentRequest:
