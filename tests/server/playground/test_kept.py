@@ -122,7 +122,9 @@ def test_where_a_document_is_cached_is_shown_and_read_by_everybody(
 
     page.route("**/v1/documents/doc-*", told)
     page.reload()
-    expect(page.locator("#kept-list li")).to_contain_text("cached: GPU 30.0%, memory 20.0%, disk 50.0% · 4.3 s to read again")
+    expect(page.locator("#kept-list li")).to_contain_text(
+        "cached: GPU 30.0%, memory 20.0%, disk 50.0% · 4.3 s to read again"
+    )
     assert page.evaluate(FAINT) == []
     assert page.evaluate("() => document.documentElement.scrollWidth") <= 390
 

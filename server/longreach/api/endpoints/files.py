@@ -16,6 +16,7 @@ from starlette.responses import Response
 from longreach.api.documentation.openapi import documented
 from longreach.api.http.error_forms import speaks_anthropic
 from longreach.api.http.multipart import MultipartReader
+from longreach.api.http.race import race
 from longreach.api.http.request_log import RequestRecord
 from longreach.api.http.respond import PiecesResponse, json_response, long_json_response
 from longreach.api.schema.answers.files import (
@@ -80,7 +81,7 @@ async def _received(service: Service, record: RequestRecord, request: Request, r
             head, new = part, file_document(fields, part.filename, part.media_type, use)
             held = request.state.held_body
             incoming = Incoming(reader.chunks(), part.media_type, let_go=held.let_go, param=FILE)
-            document, is_new = await upload_text(service, record, new, incoming)
+            document, is_new = await race(upload_text(service, record, new, incoming), service.until_cut())
         if "purpose" not in fields and not speaks_anthropic(request.scope):
             raise _refused("purpose", "is required: `user_data`", "missing_required_parameter")
         if document is None or head is None:

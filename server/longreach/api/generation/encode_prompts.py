@@ -73,9 +73,16 @@ async def encode_chat(
         answer_tokens=answer_tokens,
         special=special,
         keep=keep,
-        beginning=None if call.document is None else call.document.beginning,
+        beginning=_beginning(call, turn),
     )
     return text, ids
+
+
+def _beginning(call: Call[Any], turn: ChatTurn) -> Beginning | None:
+    """What the prompt of a turn may begin with, of which the token ids are known."""
+    if call.document is not None:
+        return call.document.beginning
+    return None if turn.first_file is None else call.service.beginnings.get(turn.first_file)
 
 
 async def chat_spans(call: Call[Any], turn: ChatTurn, text: str) -> list[Span] | None:

@@ -52,7 +52,8 @@ async def with_kept_files(call: Call[Any], turn: ChatTurn) -> ChatTurn:
         texts = {name: wrapped(one.text, one.document.name) for name, one in loaded.items()}
         return [_with(message, texts) for message in turn.messages]
 
-    return replace(turn, messages=await call.attend(call.service.reading.call(put_in, caller=call.record.caller)))
+    messages = await call.attend(call.service.reading.call(put_in, caller=call.record.caller))
+    return replace(turn, messages=messages, first_file=found[names[0]].id)
 
 
 def _with(message: Message, texts: dict[str, str]) -> Message:
