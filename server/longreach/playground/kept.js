@@ -14,6 +14,7 @@ export class KeptPanel extends EventTarget {
   constructor() {
     super();
     this.documents = [];
+    this.doomed = null; // the id of what the next press deletes
   }
 
   /** Show what is kept; the list stays hidden if the server knows no documents, and so does the button that keeps one. */
@@ -89,8 +90,9 @@ export class KeptPanel extends EventTarget {
     const ask = element("button", { type: "button", class: "quiet", "data-does": `ask ${kept.id}`, "aria-label": `Ask about ${name}` }, "Ask about it");
     ask.disabled = kept.kind === "tokens" || kept.state === "uploading";
     ask.addEventListener("click", () => this.dispatchEvent(new CustomEvent("choose", { detail: kept })));
-    const remove = element("button", { type: "button", class: "quiet", "data-does": `delete ${kept.id}`, "aria-label": `Delete ${name}` }, "Delete");
-    remove.addEventListener("click", () => this.#delete(kept, remove));
+    const remove = element("button", { type: "button", class: "quiet", "data-does": `delete ${kept.id}`, "aria-label": `Delete ${name}` },
+      this.doomed === kept.id ? "Really?" : "Delete");
+    remove.addEventListener("click", () => this.#delete(kept));
     return element("li", {},
       element("p", {}, element("strong", {}, name)),
       element("div", { class: "row" }, ask, remove),
@@ -98,14 +100,16 @@ export class KeptPanel extends EventTarget {
   }
 
   /** The first press asks whether the second is meant. */
-  async #delete(kept, button) {
+  async #delete(kept) {
     const name = kept.name ?? kept.id;
-    if (button.textContent === "Delete") {
-      button.textContent = "Really?";
+    clearTimeout(this.sparing);
+    if (this.doomed !== kept.id) {
+      this.#doom(kept.id);
+      this.sparing = setTimeout(() => this.#doom(null), SURE_MS);
       announce(`Press again to delete ${name}`);
-      setTimeout(() => { button.textContent = "Delete"; }, SURE_MS);
       return;
     }
+    this.doomed = null;
     try {
       await deleteAt(`v1/documents/${kept.id}`);
     } catch (error) {
@@ -118,6 +122,11 @@ export class KeptPanel extends EventTarget {
     this.dispatchEvent(new CustomEvent("deleted", { detail: kept.id }));
     await this.refresh();
     byId("question").focus({ preventScroll: true });
+  }
+
+  #doom(id) {
+    this.doomed = id;
+    this.#show();
   }
 }
 

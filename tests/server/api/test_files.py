@@ -139,7 +139,7 @@ REFUSED: list[tuple[list[tuple[str, Any]], str, str, str]] = [
     ([PURPOSE, ("file", ("a.txt", b"\x89PNG\r\n\x1a\n"))], "file", "not_text", "is an image"),
     ([PURPOSE, ("file", ("a.txt", b"\xff"))], "file", "not_text", "no UTF-8 text"),
     ([PURPOSE, ("file", ("a.txt", b""))], "file", "invalid_value", "no text"),
-    ([PURPOSE, ("file", ("a\x07b.txt", b"x"))], "file", "invalid_value", "control characters"),
+    ([PURPOSE, ("file", ("a\nb.txt", b"x"))], "file", "invalid_value", "control characters"),
     ([PURPOSE, ("file", ("a" * 257, b"x"))], "file", "invalid_value", "at most 256"),
 ]
 
