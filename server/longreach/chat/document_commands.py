@@ -63,9 +63,12 @@ class DocumentCommands:
             self._note("no documents are kept; /upload PATH keeps one")
             return
         table = Table.grid(padding=(0, 2))
+        names: set[str | None] = {None}
         for document in documents:
-            cells = (document.name or "", document.id, *_told(document))
-            table.add_row(*(Text(cell, style="dim") for cell in cells))
+            # The newest of a name is what the name means; the others have their ids.
+            reference = document.id if document.name in names else document.shown
+            names.add(document.name)
+            table.add_row(*(Text(cell, style="dim", overflow="fold") for cell in (reference, *_told(document))))
         self._console.print(table)
 
     def _use(self, document: KeptDocument) -> None:
@@ -97,4 +100,4 @@ def _told(document: KeptDocument) -> tuple[str, str, str]:
     state = "" if document.state == "ready" else document.state
     if document.expires is None:
         return size, state, ""
-    return size, state, f"until {datetime.fromtimestamp(document.expires).astimezone():%Y-%m-%d %H:%M}"
+    return size, state, f"until {datetime.fromtimestamp(document.expires).astimezone():%Y-%m-%d}"

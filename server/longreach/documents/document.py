@@ -85,7 +85,7 @@ class Document(NewDocument):
         expires: None for never.
         bytes: of its contents.
         tokens: of the prompt prefix that is read ahead; None before that is known.
-        digest: SHA-256 of its kind and contents in hex.
+        digest: SHA-256 of its contents in hex; empty until all of them have come.
     """
 
     id: str
