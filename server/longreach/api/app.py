@@ -18,6 +18,7 @@ from longreach.api.endpoints import (
     chat,
     completions,
     documents,
+    files,
     messages,
     playground,
     responses,
@@ -53,7 +54,8 @@ def create_app(service: Service) -> FastAPI:
         telemetry={"auto_configure": True, "metrics": False, "logs": False, "exclude": _is_quiet},
     )
     app.state.service = service
-    routed = (completions, chat, responses, stored_responses, messages, documents, tokenize, attention_policies, status)
+    chats = (completions, chat, responses, stored_responses, messages)
+    routed = (*chats, documents, files, tokenize, attention_policies, status)
     for module in (*routed, reference):
         app.include_router(module.router)
     page = playground.page_files() if service.settings.playground else {}

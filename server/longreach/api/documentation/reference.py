@@ -76,7 +76,7 @@ def sections(document: dict[str, Any]) -> Iterator[Section]:
                 _parameter(parameter) for parameter in operation.get("parameters", []) if parameter["in"] == "query"
             ]
             if (body := operation.get("requestBody")) is not None:
-                schema = schemas[_name(body["content"]["application/json"]["schema"])]
+                schema = schemas[_body_of(body)]
                 fields = _fields(schema, schemas)
                 parts |= dict.fromkeys(_named(schema))
             yield Section(f"{method.upper()} {path}", operation["description"], fields)
@@ -98,7 +98,7 @@ def _asking_nothing(document: dict[str, Any]) -> Section:
         for operation in methods.values():
             if (body := operation.get("requestBody")) is None:
                 continue
-            schema = schemas[_name(body["content"]["application/json"]["schema"])]
+            schema = schemas[_body_of(body)]
             for name, member in schema["properties"].items():
                 if "x-class" in member:
                     fields.setdefault(name, Field(name, _type(member), "null", member["description"]))
@@ -225,6 +225,11 @@ def _number(value: float) -> str:
 def _name(schema: dict[str, Any]) -> str:
     """The object that a schema refers to, or the empty string."""
     return schema.get("$ref", "").rpartition("/")[2]
+
+
+def _body_of(body: dict[str, Any]) -> str:
+    """The object that a request's body is, whatever form it is sent in."""
+    return _name(next(iter(body["content"].values()))["schema"])
 
 
 def _named(schema: object) -> Iterator[str]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from longreach.api.generation.message_files import with_kept_files
 from longreach.api.generation.prepare_chat import PreparedChat, prepare_chat
 from longreach.api.responses.messages import PlacedItem, messages_of, shortened
 from longreach.api.schema.requests.chat_messages import Message
@@ -79,7 +80,7 @@ async def read_conversation(call: Call[ResponseRequest] | Call[InputTokensReques
 async def prepare_response(call: Call[ResponseRequest], messages: Sequence[Message]) -> PreparedChat:
     """As `prepare_chat`; with `truncation: auto` without the oldest turns, where not all of them fit."""
     body = call.body
-    turn = body.turn(messages)
+    turn = await with_kept_files(call, body.turn(messages))
     tries = 0
     while True:
         try:
