@@ -60,6 +60,9 @@ def listed(server: LiveServer) -> list[dict[str, Any]]:
     return server.http.get("/v1/documents").json()["data"]
 
 
+PAGE = 64  # tokens of the engine's pages: a part of one is not read ahead
+
+
 def ask(server: LiveServer, document: str, question: str = "Who walks?") -> list[int]:
     """The prompt of a question about a document."""
     body = {"model": MODEL, "document": document, "messages": [{"role": "user", "content": question}], "max_tokens": 1}
@@ -97,8 +100,8 @@ def test_reading_begins_before_the_last_byte(server: LiveServer) -> None:
     assert asked == whole_prompt(server, text)
     longest = max(reads, key=lambda request: len(request.prompt)).prompt
     assert asked[: len(longest)] == longest
-    assert len(longest) == document["tokens"]
-    assert len(asked) - len(longest) < 25  # the question, and what stands around it
+    assert len(longest) == document["tokens"] // PAGE * PAGE
+    assert len(asked) - document["tokens"] < 25  # the question, and what stands around it
     eventually(lambda: not server.service.bodies.total)
 
 
@@ -129,7 +132,7 @@ def test_what_is_read_for_completions_has_no_wrapping(server: LiveServer) -> Non
     eventually(lambda: server.http.get(f"/v1/documents/{document['id']}").json()["state"] == "ready")
     _, tokenizer = server.service.require_ready()
     whole = tokenizer.encode_here(SENTENCE * 30)
-    assert max((request.prompt for request in server.engine.requests), key=len) == whole
+    assert max((request.prompt for request in server.engine.requests), key=len) == whole[: len(whole) // PAGE * PAGE]
     assert document["tokens"] == len(whole)
 
 
