@@ -20,9 +20,11 @@ from longreach.engine.messages import Generate, Sampling, Started, Update
 from longreach.errors import UnavailableError
 from longreach.policies.values import DENSE, AttentionPolicy
 
-# A request carries its whole prompt, which takes the event loop up to 25 ms for a million tokens. So a longer prompt
-# grows by more: by a chunk of the engine, or by this part of it.
-_LEAST_GROWTH = 1 / 128
+# By how much a prompt has to grow before the next request: by a part of the engine's chunk, so that less than a chunk
+# is left at its end. A request carries its whole prompt, which takes the event loop some 20 ms for a million tokens: so
+# a long prompt grows by a part of itself.
+_OF_CHUNK = 1 / 4
+_OF_PROMPT = 1 / 128
 _LONGEST_PAUSE = 5.0
 _WITHOUT_ENGINE_SECONDS = 0.25
 
@@ -174,7 +176,7 @@ class ReadAhead:
             length = min(len(self._ids), most) // info.page_size * info.page_size
             if self._ended or length >= most - info.page_size:
                 return length if length > self._sent else None
-            if length - self._sent >= max(info.max_batched_tokens, len(self._ids) * _LEAST_GROWTH):
+            if length - self._sent >= max(info.max_batched_tokens * _OF_CHUNK, len(self._ids) * _OF_PROMPT):
                 return length
             await self._news.wait()
 

@@ -33,6 +33,7 @@ class TextPipeline:
         self._caller = caller
         self._ahead = ahead
         self._encoding: deque[asyncio.Task[list[int]]] = deque()
+        self._error: Exception | None = None
 
     async def __aenter__(self) -> TextPipeline:
         """Nothing is begun yet."""
@@ -40,9 +41,11 @@ class TextPipeline:
 
     async def __aexit__(self, *_: object) -> None:
         """Give up what is still being encoded."""
-        for task in self._encoding:
+        left = [*self._encoding]
+        self._encoding.clear()
+        for task in left:
             task.cancel()
-        await asyncio.gather(*self._encoding, return_exceptions=True)
+        await asyncio.gather(*left, return_exceptions=True)
 
     async def feed(self, text: str) -> None:
         """The text goes on so.
@@ -53,8 +56,6 @@ class TextPipeline:
         """
         for piece in self._text.cut(text):
             await self._begin(piece)
-        while self._encoding and self._encoding[0].done():
-            await self._take()
 
     async def settle(self) -> Beginning | None:
         """No more is known of the text, which may go on: all ids that are certain are given out.
@@ -67,8 +68,7 @@ class TextPipeline:
         """
         if (piece := self._text.settled()) is not None:
             await self._begin(piece)
-        while self._encoding:
-            await self._take()
+        await self._take_down_to(0)
         return self._text.beginning(self.ids[:])
 
     async def last(self) -> list[int]:
@@ -85,9 +85,10 @@ class TextPipeline:
                 await asyncio.sleep(_FULL_SECONDS)
 
     async def _begin(self, piece: Piece) -> None:
-        while len(self._encoding) >= _SIDE_BY_SIDE:
-            await self._take()
-        self._encoding.append(asyncio.create_task(self._encoded(piece)))
+        await self._take_down_to(_SIDE_BY_SIDE - 1)
+        task = asyncio.create_task(self._encoded(piece))
+        self._encoding.append(task)
+        task.add_done_callback(self._take)  # also while nothing more comes
 
     async def _encoded(self, piece: Piece) -> list[int]:
         while True:
@@ -97,9 +98,24 @@ class TextPipeline:
             except WorkPoolFullError:  # what has come of an upload is not lost for that: its sender waits
                 await asyncio.sleep(_FULL_SECONDS)
 
-    async def _take(self) -> None:
-        ids = self._text.count(await self._encoding[0])
-        self._encoding.popleft()
-        self.ids.extend(ids)
-        if self._ahead is not None:
-            self._ahead.feed(ids)
+    async def _take_down_to(self, most: int) -> None:
+        while len(self._encoding) > most:
+            await asyncio.wait([self._encoding[0]])
+            self._take()
+        if self._error is not None:
+            raise self._error
+
+    def _take(self, _: object = None) -> None:
+        """Give out the ids of the pieces that are encoded, in their order."""
+        while self._encoding and self._encoding[0].done() and not self._encoding[0].cancelled():
+            piece = self._encoding.popleft()
+            if self._error is not None:
+                continue
+            try:
+                ids = self._text.count(piece.result())
+            except Exception as error:  # noqa: BLE001 - raised where more is fed
+                self._error = error
+            else:
+                self.ids.extend(ids)
+                if self._ahead is not None:
+                    self._ahead.feed(ids)

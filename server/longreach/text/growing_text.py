@@ -12,14 +12,12 @@ from dataclasses import dataclass
 
 from longreach.text.beginning import Beginning, TextDigest
 from longreach.text.borders import Borders
-from longreach.text.tokenizer import (
-    MAX_STRETCH_CHARACTERS,
-    PIECE_CHARACTERS,
-    Tokenizer,
-    TooManyTokensError,
-    UnbrokenTextError,
-)
+from longreach.text.tokenizer import MAX_STRETCH_CHARACTERS, Tokenizer, TooManyTokensError, UnbrokenTextError
 from longreach.util.work_pool import done
+
+# Characters of a piece: half of what is there, within these bounds. Long ones take less time for each character.
+LEAST_PIECE = 4 * 1024
+MOST_PIECE = 32 * 1024
 
 
 @dataclass(frozen=True)
@@ -56,7 +54,7 @@ class GrowingText:
         self.num_tokens = 0
         self._texts: list[str] = []  # of a text that is not cut
         self._rest = ""
-        self._searched = 0  # characters of the rest in which there is no cut behind the first piece's length
+        self._searched = 0  # characters of the rest in which there is no cut behind the least piece
         self._at = 0  # where the rest begins in the text, in characters
         self._digest = TextDigest()
         self._is_first = True
@@ -110,7 +108,7 @@ class GrowingText:
             return
         self._digest.add(text)
         rest, start = self._rest + text, 0
-        while (cut := self._borders.first(rest, start + max(PIECE_CHARACTERS, self._searched))) is not None:
+        while (cut := self._next_cut(self._borders, rest, start)) is not None:
             self._check_stretch(start, cut)
             yield self._piece(rest[start:cut])
             start, self._searched = self._borders.begin(rest, cut), 0
@@ -166,11 +164,17 @@ class GrowingText:
             raise TooManyTokensError(self.num_tokens)
         return ids
 
+    def _next_cut(self, borders: Borders, rest: str, start: int) -> int | None:
+        least = min((len(rest) - start) // 2, MOST_PIECE)
+        if least > max(LEAST_PIECE, self._searched) and (cut := borders.first(rest, start + least)) is not None:
+            return cut
+        return borders.first(rest, start + max(LEAST_PIECE, self._searched))
+
     def _piece(self, text: str, is_last: bool = False) -> Piece:
         piece = Piece(text, self._is_first, is_last)
         self._is_first = False
         return piece
 
     def _check_stretch(self, start: int, end: int) -> None:
-        if end - start > PIECE_CHARACTERS + MAX_STRETCH_CHARACTERS:
-            raise UnbrokenTextError(self._at + start + PIECE_CHARACTERS)
+        if end - start > MOST_PIECE + MAX_STRETCH_CHARACTERS:
+            raise UnbrokenTextError(self._at + start + LEAST_PIECE)

@@ -22,7 +22,8 @@ SENTENCE = "The keeper of the lantern walks along the river, and the owl sees it
 
 @pytest.fixture(autouse=True)
 def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(growing_text, "PIECE_CHARACTERS", 100)
+    monkeypatch.setattr(growing_text, "LEAST_PIECE", 100)
+    monkeypatch.setattr(growing_text, "MOST_PIECE", 1000)
 
 
 @pytest.fixture
@@ -266,7 +267,8 @@ def test_more_bytes_than_a_body_may_have_are_refused(make_server: Callable[..., 
 def test_bytes_that_are_stored_make_room(
     make_server: Callable[..., LiveServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(growing_text, "PIECE_CHARACTERS", 32768)
+    monkeypatch.setattr(growing_text, "LEAST_PIECE", 4096)
+    monkeypatch.setattr(growing_text, "MOST_PIECE", 32768)
     with make_server(max_model_len=400_000, max_total_body_bytes=600_000) as server:
         server.engine._prefill_chunk = 400_000
         sender = Sender(server)

@@ -47,6 +47,7 @@ class Engines:
 def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(read_ahead_module, "_WITHOUT_ENGINE_SECONDS", 0.002)
     monkeypatch.setattr(read_ahead_module, "_LONGEST_PAUSE", 0.002)
+    monkeypatch.setattr(read_ahead_module, "_OF_CHUNK", 1.0)
 
 
 def run(test: Callable[[Engines], Coroutine[Any, Any, None]]) -> None:
@@ -93,7 +94,7 @@ def test_what_comes_meanwhile_is_read_by_the_next_request() -> None:
 
 
 def test_a_longer_prompt_grows_by_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(read_ahead_module, "_LEAST_GROWTH", 1 / 4)
+    monkeypatch.setattr(read_ahead_module, "_OF_PROMPT", 1 / 4)
 
     async def test(engines: Engines) -> None:
         async with ReadAhead(engines) as ahead:

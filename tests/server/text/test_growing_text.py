@@ -30,7 +30,7 @@ def family(name: str) -> Tokenizer:
 
 @pytest.fixture(autouse=True)
 def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(growing_text_module, "PIECE_CHARACTERS", 3)
+    monkeypatch.setattr(growing_text_module, "LEAST_PIECE", 3)
 
 
 def grown(growing: GrowingText, texts: list[str]) -> list[int]:
@@ -110,7 +110,7 @@ def test_too_many_tokens_behind_a_known_beginning_are_found(monkeypatch: pytest.
 
 
 def test_most_tokens_come_before_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(growing_text_module, "PIECE_CHARACTERS", 50)
+    monkeypatch.setattr(growing_text_module, "LEAST_PIECE", 50)
     growing = GrowingText(family("llama3"))
     for number in range(200):
         growing.feed(f"The owl number {number} sees the sea, and turns. "[: 20 + number % 20])
@@ -139,6 +139,7 @@ def test_too_many_tokens_are_found_on_the_way() -> None:
 
 def test_a_text_without_a_cut_is_given_up_and_not_held(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(growing_text_module, "MAX_STRETCH_CHARACTERS", 100)
+    monkeypatch.setattr(growing_text_module, "MOST_PIECE", 10)
     growing = GrowingText(family("llama3"))
     growing.feed("The owl sees the sea. ")
     with pytest.raises(UnbrokenTextError, match="from character 2"):
