@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 
 from longreach.engine.admission import Admission, Place, most_queued_tokens
 from longreach.engine.engine_connection import EngineConnection
@@ -15,6 +15,8 @@ from longreach.engine.errors import (
     RequestFailedError,
     SlowReaderError,
 )
+from longreach.engine.lookouts import Lookouts
+from longreach.engine.looks import Look, Looked
 from longreach.engine.messages import (
     HEARTBEAT_SECONDS,
     Cancel,
@@ -67,6 +69,7 @@ class EngineClient:
         self.stats = Stats()
         self.info: Started
         self._admission: Admission
+        self._lookouts: Lookouts | None = None
         self.on_death: Callable[[], None] | None = None
 
     @classmethod
@@ -100,6 +103,7 @@ class EngineClient:
             answer.max_batched_tokens,
             shares_prompts=config.prefix_cache,
         )
+        client._lookouts = Lookouts(answer, connection.send)
         client._tasks = [
             asyncio.create_task(client._listen(), name="engine-listener"),
             asyncio.create_task(client._watch(), name="engine-watch"),
@@ -152,6 +156,35 @@ class EngineClient:
         """Predicted time to read the rest of a prompt, if nobody else's is read; None before the first steps, 0 for
         all but the first of the requests that share it."""
         return self._admission.seconds_to_read(request_id)
+
+    async def look(
+        self,
+        prompt: Sequence[int],
+        cache_salt: str = "",
+        attention: AttentionPolicy = DENSE,
+        *,
+        max_tokens: int = 1,
+        priority: int = 0,
+        flexible: bool = False,
+    ) -> Looked:
+        """What a request would get from the caches now, and when its first token would come. It changes nothing.
+
+        The engine answers between two steps.
+
+        Raises:
+            EngineDeadError: the engine process is gone.
+        """
+        if not self.alive or self._lookouts is None:
+            raise EngineDeadError("the engine process is not running")
+        question = Look(
+            look_id=0,
+            prompt_tokens=len(prompt),
+            max_tokens=max_tokens,
+            priority=priority,
+            flexible=flexible,
+            attention=attention,
+        )
+        return await self._lookouts.look(question, prompt, cache_salt)
 
     async def generate(self, request: Generate) -> AsyncGenerator[Update, None]:
         """Yield the updates of one request, which has a place by `admit`, until it has finished.
@@ -276,9 +309,14 @@ class EngineClient:
         elif isinstance(message, Failed):
             if inbox := self._inboxes.get(message.request_id):
                 inbox.fail(RequestFailedError(message.message, message.kind))
+        elif isinstance(message, Looked):
+            assert self._lookouts is not None
+            self._lookouts.deliver(message)
         else:
             raise AssertionError(f"{type(message).__name__} is only sent during start")
 
     def _fail_all(self, reason: str) -> None:
         for inbox in self._inboxes.values():
             inbox.fail(EngineDeadError(reason))
+        if self._lookouts is not None:
+            self._lookouts.fail(reason)

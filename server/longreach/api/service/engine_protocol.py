@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from longreach.engine.admission import Place
+from longreach.engine.looks import Looked
 from longreach.engine.messages import AttentionPolicy, EngineConfig, Generate, Started, Update
 from longreach.engine.stats import Stats
 
@@ -48,6 +49,19 @@ class EngineProtocol(Protocol):
 
     def seconds_to_read(self, request_id: str) -> float | None:
         """Predicted time to read the rest of a request's prompt, or None before there is a basis."""
+        ...
+
+    async def look(
+        self,
+        prompt: Sequence[int],
+        cache_salt: str = ...,
+        attention: AttentionPolicy = ...,
+        *,
+        max_tokens: int = ...,
+        priority: int = ...,
+        flexible: bool = ...,
+    ) -> Looked:
+        """What a request would get from the caches now, and when its first token would come."""
         ...
 
     def generate(self, request: Generate) -> AsyncGenerator[Update, None]:

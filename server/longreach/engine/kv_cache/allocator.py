@@ -30,10 +30,10 @@ from longreach.engine.kv_cache.page_checks import check_pages
 from longreach.engine.kv_cache.page_pool import PagePool
 from longreach.engine.kv_cache.pinned_prompts import PinnedPrompts
 from longreach.engine.kv_cache.prefix_cache import PageHasher
-from longreach.engine.kv_cache.prefix_finder import PrefixFinder
+from longreach.engine.kv_cache.prefix_finder import CachedPrefix, PrefixFinder
 from longreach.engine.kv_cache.prefix_sharing import PrefixSharing
 from longreach.engine.kv_cache.state_allocator import StateAllocator, StateUsage
-from longreach.engine.requests.page_hold import DROPPED
+from longreach.engine.requests.page_hold import DROPPED, Sought
 from longreach.engine.requests.request import Request
 
 
@@ -127,6 +127,10 @@ class PageAllocator:
             self.states.add(request)
             for other in others:
                 self.states.add_parting(request, other)
+
+    def cached(self, request: Sought) -> CachedPrefix:
+        """What a request that holds nothing would get now; it changes nothing."""
+        return self._finder.cached(request, self.disk)
 
     def can_reserve(self, request: Request, length: int) -> bool:
         """Whether `reserve` would do it for a request that holds nothing."""

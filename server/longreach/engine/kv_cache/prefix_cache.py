@@ -35,6 +35,11 @@ class PageHasher:
         self._namespace = (*namespace, str(page_size))
         self._answers_apart = answers_apart
 
+    @property
+    def namespace(self) -> list[str]:
+        """What all contents depend on, as it was given."""
+        return [*self._namespace[:-1]]
+
     def extend(
         self, digests: list[bytes], tokens: Sequence[int], salt: str, policy: str = "", prompt_tokens: int | None = None
     ) -> None:

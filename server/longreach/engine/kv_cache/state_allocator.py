@@ -15,6 +15,7 @@ from longreach.engine.kv_cache.borders import STATE_GROUP, key
 from longreach.engine.kv_cache.pinned_prompts import Tier
 from longreach.engine.kv_cache.state_borders import BorderRule
 from longreach.engine.kv_cache.state_pool import AWAY, FoundCopy, StatePool
+from longreach.engine.requests.page_hold import Sought
 from longreach.engine.requests.request import Request
 from longreach.engine.requests.state_hold import NO_STATE, StateAt, StateHold, StateSlots
 from longreach.sizes import TILE
@@ -123,7 +124,7 @@ class StateAllocator:
             self._pin(hold, start)
         return True
 
-    def longest(self, request: Request, above: int, most: int, *, on_device: bool = False) -> FoundCopy | None:
+    def longest(self, request: Sought, above: int, most: int, *, on_device: bool = False) -> FoundCopy | None:
         """The copy of a request's longest beginning of more than `above` pages and at most `most`; see `StatePool`."""
         return self._pool.longest(request.hold.digests, above, most, on_device=on_device)
 

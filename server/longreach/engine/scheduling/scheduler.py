@@ -179,6 +179,10 @@ class Scheduler:
         """The copies of pages for the next step failed; the requests that cannot go on without them."""
         return self.allocator.moves_failed(moves, list(self.running.values()))
 
+    def unread(self) -> list[tuple[Request, int]]:
+        """The requests whose prompts are not read to their ends, and up to where each is computed or cached."""
+        return [(request, self._prefixes.lookup(request)) for request in (*self._reading(), *self.waiting.values())]
+
     def check(self) -> None:
         """Assert that pages and requests agree."""
         self.allocator.check(list(self.running.values()))
@@ -220,7 +224,7 @@ class Scheduler:
 
     def _prompts(self, streams: list[Chunk]) -> list[Chunk]:
         """Chunks of prompts for what the `streams` leave of a step; lets requests in whose turn has come."""
-        requests = [request for request in self.running.values() if not request.is_answering and request.wanted > 1]
+        requests = self._reading()
         if not self._queue.next.is_blocked:
             requests += self.waiting.values()
         if not requests:
@@ -259,6 +263,10 @@ class Scheduler:
             if fills_step:
                 break
         return chunks
+
+    def _reading(self) -> list[Request]:
+        """Running requests whose prompts are being read."""
+        return [request for request in self.running.values() if not request.is_answering and request.wanted > 1]
 
     def _digests_in_flight(self) -> set[bytes]:
         """Of the pages that the steps in flight compute: whoever else wants these waits for them."""

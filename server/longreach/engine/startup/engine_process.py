@@ -18,6 +18,7 @@ from collections.abc import Callable
 
 from longreach.engine.engine import Engine
 from longreach.engine.errors import DeviceLostError
+from longreach.engine.looks import Look
 from longreach.engine.messages import (
     HEARTBEAT_SECONDS,
     LENGTH_BYTES,
@@ -129,6 +130,8 @@ def _take(
     elif isinstance(message, Cancel):
         if not preparation.cancel(message.request_id):
             engine.cancel(message.request_id)
+    elif isinstance(message, Look):
+        outbox.put(engine.look(message))
     elif isinstance(message, Generate) and message.grammar is not None:
         preparation.begin(message)
     elif isinstance(message, Generate):
