@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
@@ -125,6 +126,12 @@ class Metrics:
             ("status", "end"),
             registry=self._registry,
         )
+        self._deadlines = Counter(
+            "longreach:deadlines",
+            "Requests with a deadline to the first token: refused, or by answer met or exceeded.",
+            (*_LABELS, "outcome"),
+            registry=self._registry,
+        )
         self._attention = {
             name: Histogram(
                 f"longreach:attention_{name}", text, (*_LABELS, "policy"), buckets=_SHARES, registry=self._registry
@@ -211,6 +218,10 @@ class Metrics:
         if use.sampled:
             self._attention["decode_kept_mass"].labels(*labels).observe(use.kept_mean)
             self._attention["decode_kept_mass_min"].labels(*labels).observe(use.kept_least)
+
+    def deadline(self, outcome: Literal["refused", "met", "exceeded"]) -> None:
+        """What has come of a deadline."""
+        self._deadlines.labels(*self._names, outcome).inc()
 
     def http(self, status: int | None, end: str | None) -> None:
         """An HTTP request ended."""

@@ -18,6 +18,7 @@ from longreach.api.endpoints import (
     chat,
     completions,
     documents,
+    estimate,
     files,
     messages,
     playground,
@@ -55,7 +56,7 @@ def create_app(service: Service) -> FastAPI:
     )
     app.state.service = service
     chats = (completions, chat, responses, stored_responses, messages)
-    routed = (*chats, documents, files, tokenize, attention_policies, status)
+    routed = (*chats, documents, files, estimate, tokenize, attention_policies, status)
     for module in (*routed, reference):
         app.include_router(module.router)
     page = playground.page_files() if service.settings.playground else {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, PlainValidator, model_validator
 
@@ -32,7 +32,7 @@ def _name(value: str) -> str:
 
 
 _NAME = re.compile(r"[^\x00-\x1f\x7f-\x9f]*")
-_NAME_SCHEMA = {"pattern": f"^(?!doc-|file-){_NAME.pattern}$"}
+_NAME_SCHEMA: Any = {"pattern": f"^(?!doc-|file-){_NAME.pattern}$"}
 DocumentName = Annotated[
     str, Field(min_length=1, max_length=256, json_schema_extra=_NAME_SCHEMA), AfterValidator(_name)
 ]
