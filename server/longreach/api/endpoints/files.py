@@ -44,7 +44,11 @@ _FIELD_BYTES = 256
 _MAX_FIELDS = 16
 _MOST_LISTED, _MOST_OF_ANTHROPICS, _FEW = 10_000, 1000, 20
 _PIECE_BYTES = 1 << 18
-_CONTENT = {"200": {"description": "The text of the file.", "content": {"text/plain": {"schema": {"type": "string"}}}}}
+_CONTENT = documented(None, FileObject, refusals=_REFUSALS)
+_CONTENT["openapi_extra"]["responses"]["200"] = {
+    "description": "The text of the file.",
+    "content": {"text/plain": {"schema": {"type": "string"}}},
+}
 Order = Literal["asc", "desc"]
 
 
@@ -124,7 +128,7 @@ async def retrieve_file(request: Request, file_id: str) -> Response:
     return json_response(file_metadata(document) if speaks_anthropic(request.scope) else file_object(document))
 
 
-@router.get("/v1/files/{file_id}/content", openapi_extra={"responses": _CONTENT})
+@router.get("/v1/files/{file_id}/content", **_CONTENT)
 async def retrieve_content(request: Request, file_id: str) -> Response:
     """The text of a file, in UTF-8."""
     service, record = _of(request)
