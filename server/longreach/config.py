@@ -244,7 +244,9 @@ class Settings(BaseSettings):
     header_timeout: Real = Field(
         10.0, ge=0.01, le=3600, description="Seconds that a TLS handshake with a request's headers may take to arrive."
     )
-    body_timeout: Real = Field(120.0, ge=0.01, le=3600, description="Seconds that a request's body may take to arrive.")
+    body_timeout: Real = Field(
+        120.0, ge=0.01, le=3600, description="Seconds that a body may take to arrive; of an upload, each further KiB."
+    )
     write_timeout: Real = Field(
         60.0, ge=0.01, le=3600, description="Seconds after which a reader that does not read is disconnected."
     )

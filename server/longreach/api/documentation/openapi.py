@@ -22,7 +22,7 @@ _REFUSALS = {
     "408": "The body did not arrive within `--body-timeout`.",
     "409": "The document that the prompt is to begin with is still being uploaded.",
     "413": "The body is longer than `--max-body-bytes`, or a document than may be kept.",
-    "415": "The body is not declared as plain JSON.",
+    "415": "The body is not declared as what it has to be.",
     "421": "`Host` names none of the hosts that the server answers to: `--allowed-hosts`.",
     "429": "Too much is waiting; `Retry-After` says when to come again.",
     "500": "The server failed; the request id finds the cause in its log.",
@@ -46,13 +46,14 @@ def documented(
     nested: tuple[type[BaseModel], ...] = (),
     also: dict[str, Any] | None = None,
     error: type = ErrorBody,
+    media_type: str = _JSON,
 ) -> dict[str, Any]:
     """Arguments for a route with the types of its `body`, or of one of several, and its `answer`, and of the `chunk`s
     of its stream.
 
     A chunk has the answer's type unless another is given. `refusals` are the statuses with an error object, `nested`
-    the models that the body's schema names beside its own, `also` other answers by status, and `error` what refusals
-    answer.
+    the models that the body's schema names beside its own, `also` other answers by status, `error` what refusals
+    answer, and `media_type` that of the body.
     """
     bodies = () if body is None else body if isinstance(body, tuple) else (body,)
     answers = {"200": answer, **(also or {})}
@@ -73,7 +74,7 @@ def documented(
     if bodies:
         _request_models.extend([*bodies, *nested])
         schema = _ref(bodies[0]) if len(bodies) == 1 else {"anyOf": [*map(_ref, bodies)]}
-        extra["requestBody"] = {"required": True, "content": {_JSON: {"schema": schema}}}
+        extra["requestBody"] = {"required": True, "content": {media_type: {"schema": schema}}}
     return {"openapi_extra": extra}
 
 

@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from longreach.api.documentation.openapi import documented
+from longreach.api.endpoints.document_uploads import create_from_text, declares_text, new_document
 from longreach.api.endpoints.receive import receive
 from longreach.api.generation.plan_answers import check_bounds, check_token_ids
 from longreach.api.http.body import read_json
@@ -29,10 +30,10 @@ from longreach.api.schema.answers.documents import (
 from longreach.api.schema.requests.documents import DocumentChange, DocumentRequest
 from longreach.api.schema.requests.file_parts import named_files
 from longreach.api.service.call import Call
+from longreach.api.service.document_prompt import prefix_of
 from longreach.api.service.encode import TextEncoder
 from longreach.api.service.loaded_document import LoadedDocument, packed_token_ids
 from longreach.api.service.service import Service
-from longreach.documents.document import NewDocument
 from longreach.errors import InvalidRequestError
 from longreach.policies.schemas import SCHEMAS
 from longreach.util import exact_json
@@ -44,12 +45,16 @@ _MOST_LISTED = 100
 _CHANGE_BYTES = 4096
 
 
-@router.post("/v1/documents", **documented(DocumentRequest, DocumentObject, nested=SCHEMAS))
+@router.post(
+    "/v1/documents", **documented(DocumentRequest, DocumentObject, nested=SCHEMAS, also={"201": DocumentObject})
+)
 async def create_document(request: Request) -> Response:
     """Keep a document. The answer comes at once (201), while the document is read in the background.
 
     One that is kept already under this name, with the same contents, use, salt and policy, is not kept twice (200).
     """
+    if declares_text(request):
+        return await create_from_text(request)
     call = await receive(request, DocumentRequest)
     body, service = call.body, call.service
     check_bounds(call.attention, call.engine.info)
@@ -57,13 +62,14 @@ async def create_document(request: Request) -> Response:
     loaded, contents = await call.attend(work)
     check_token_ids(loaded.tokens, call.engine.info, body.param)
     encoder = TextEncoder(service, call.tokenizer, call.engine.info, call.record.caller)
-    prefix = await call.attend(loaded.prefix(service, encoder, body.param))
-    if not prefix:
+    prefix = await call.attend(prefix_of(service, encoder, loaded, body.param))
+    if not prefix.ids:
         raise InvalidRequestError(f"`{body.param}`: there is no token in it.", param=body.param, code="invalid_value")
     new = loaded.document
-    document, is_new = await call.attend(service.documents.put(call.record.owner, new, contents, len(prefix)))
+    document, is_new = await call.attend(service.documents.put(call.record.owner, new, contents, len(prefix.ids)))
     call.record.reads_document(document.id)
-    service.document_reader.read(document, prefix)
+    service.document_reader.prefixes.keep(document, prefix)
+    service.document_reader.read(document)
     if body.wait:
         await call.attend(service.document_reader.wait(document.id))
         document = await service.documents.get(document.owner, document.id)
@@ -73,16 +79,7 @@ async def create_document(request: Request) -> Response:
 def _loaded(call: Call[DocumentRequest]) -> tuple[LoadedDocument, bytes]:
     """What a request uploads, and what is kept of it."""
     body = call.body
-    default = "completion" if call.service.chat.template.is_default else "chat"
-    new = NewDocument(
-        kind="text",
-        use=body.use or default,
-        name=body.name,
-        ttl=body.ttl_seconds,
-        pinned=body.pin,
-        cache_salt=body.cache_salt,
-        attention=None if body.attention is None else body.attention.resolve(),
-    )
+    new = new_document(call.service, body)
     if body.text is not None:
         return LoadedDocument(new, text=body.text), body.text.encode()
     if body.token_ids is not None:

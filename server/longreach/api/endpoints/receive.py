@@ -7,6 +7,7 @@ from typing import TypeVar
 from starlette.requests import Request
 
 from longreach.api.http.body import Choice, read_json
+from longreach.api.http.race import race, until_gone
 from longreach.api.http.request_log import RequestRecord
 from longreach.api.schema.requests.harmless import asker
 from longreach.api.schema.requests.tokenize import DetokenizeRequest
@@ -34,7 +35,10 @@ async def receive(request: Request, model: type[M] | Choice[M]) -> Call[M]:
     if body.model is not None:
         service.require_model(body.model)
     reference: str | None = getattr(body, "document", None)
-    document = None if reference is None else await load_document(service, record, reference)
+    document = None
+    if reference is not None:
+        loading = load_document(service, record, reference)
+        document = await race(loading, until_gone(request.receive), service.until_cut())
     engine, tokenizer = service.require_ready()
     if document is not None:
         document.require_of_tokenizer(tokenizer.digest, "document")

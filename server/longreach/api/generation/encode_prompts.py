@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from longreach.api.generation.message_files import with_kept_files
 from longreach.api.schema.requests.chat_turn import ChatTurn
 from longreach.api.service.call import Call
 from longreach.api.service.encode import TextEncoder
 from longreach.errors import InvalidRequestError
+from longreach.text.beginning import Beginning
 from longreach.text.prompt_places import PlaceMarks, Span
 
 
@@ -21,6 +23,7 @@ async def encode_text(
     parse_special: bool = True,
     keep: int | None = None,
     before: int = 0,
+    beginning: Beginning | None = None,
 ) -> list[int]:
     """As `TextEncoder.encode`, for a call.
 
@@ -38,6 +41,7 @@ async def encode_text(
             parse_special=parse_special,
             keep=keep,
             before=before,
+            beginning=beginning,
         )
     )
 
@@ -59,10 +63,26 @@ async def encode_chat(
         ApiError: as `encode_text`.
     """
     chat = call.service.chat
+    turn = await with_kept_files(call, turn)
     guarded, text = await _written(call, turn)
     special = chat.template.is_default if special is None else special
-    ids = await encode_text(call, guarded, param=turn.param, answer_tokens=answer_tokens, special=special, keep=keep)
+    ids = await encode_text(
+        call,
+        guarded,
+        param=turn.param,
+        answer_tokens=answer_tokens,
+        special=special,
+        keep=keep,
+        beginning=_beginning(call, turn),
+    )
     return text, ids
+
+
+def _beginning(call: Call[Any], turn: ChatTurn) -> Beginning | None:
+    """What the prompt of a turn may begin with, of which the token ids are known."""
+    if call.document is not None:
+        return call.document.beginning
+    return None if turn.first_file is None else call.service.beginnings.get(turn.first_file)
 
 
 async def chat_spans(call: Call[Any], turn: ChatTurn, text: str) -> list[Span] | None:

@@ -12,13 +12,17 @@ import orjson
 from pydantic import BaseModel
 from starlette.requests import Request
 
+from longreach.api.http.request_log import RequestRecord
 from longreach.api.schema.requests.parse import parse
 from longreach.api.schema.requests.typed_decoding import decode
-from longreach.errors import BodyTooLargeError, InvalidRequestError, MediaTypeError
+from longreach.errors import BodyTooLargeError, InvalidRequestError, MediaTypeError, OverloadedError
 from longreach.util import exact_json
+from longreach.util.shared_bytes import SharedBytes
 from longreach.util.work_pool import WorkPool
 
 M = TypeVar("M", bound=BaseModel)
+
+_RETRY_AFTER_BODIES = 2
 
 
 class Choice(Generic[M]):
@@ -48,6 +52,44 @@ def _is_there(raw: msgspec.Raw | msgspec.UnsetType) -> bool:
 
 _LONG_BYTES = 64 * 1024
 _UTF_8 = {"utf-8", "utf8"}  # RFC 8259, section 8.1
+
+
+class HeldBody:
+    """The bytes of a request's body that are in memory, which count towards `--max-total-body-bytes`.
+
+    They do until the request has ended, unless whoever reads the body lets go of them.
+    """
+
+    def __init__(self, bodies: SharedBytes, record: RequestRecord) -> None:
+        self._bodies = bodies
+        self._record = record
+        self._held = 0
+
+    def add(self, size: int) -> None:
+        """So many bytes more have come.
+
+        Raises:
+            OverloadedError: the bodies of all open requests take all that they may.
+        """
+        fits = self._bodies.fits(self._record.caller, size)
+        self._held += size
+        self._bodies.add(self._record.caller, size)
+        if not fits:
+            raise OverloadedError(
+                "The server is busy: the bodies of its open requests take all the memory that they may.",
+                retry_after=_RETRY_AFTER_BODIES,
+                code="too_many_bytes",
+            )
+
+    def let_go(self, size: int) -> None:
+        """So many of them are not needed any more."""
+        assert size <= self._held, "they were not held"
+        self._held -= size
+        self._bodies.remove(self._record.caller, size)
+
+    def close(self) -> None:
+        """Let go of all."""
+        self.let_go(self._held)
 
 
 async def read_json(
@@ -91,18 +133,40 @@ def _loaded(body: bytearray) -> object:
 
 
 def _check_headers(request: Request, limit: int) -> None:
-    types = request.headers.getlist("content-type")
-    if len(types) != 1 or types[0].partition(";")[0].strip().lower() != "application/json":
+    if media_type(request) != "application/json":
         raise MediaTypeError(
             "The request needs the header `Content-Type: application/json`, once.", code="unsupported_media_type"
         )
-    if not _charsets(types[0]) <= _UTF_8:
-        raise MediaTypeError("JSON is UTF-8: leave the charset out of Content-Type.", code="unsupported_media_type")
+    check_body(request, limit)
+
+
+def media_type(request: Request) -> str | None:
+    """What the body is declared as, in lower case; None where that is not said once."""
+    types = request.headers.getlist("content-type")
+    return types[0].partition(";")[0].strip().lower() if len(types) == 1 else None
+
+
+def body_length(request: Request) -> int | None:
+    """The bytes that the body is declared to have."""
+    declared = request.headers.get("content-length", "")
+    return int(declared) if declared.isascii() and declared.isdigit() else None
+
+
+def check_body(request: Request, limit: int) -> None:
+    """Check what is said of a body, whatever it is declared as.
+
+    Raises:
+        MediaTypeError: it is not UTF-8, or compressed.
+        BodyTooLargeError: it is longer than `limit`.
+    """
+    if not _charsets(request.headers.get("content-type", "")) <= _UTF_8:
+        raise MediaTypeError(
+            "JSON and texts are UTF-8: leave the charset out of Content-Type.", code="unsupported_media_type"
+        )
     codings = ",".join(request.headers.getlist("content-encoding")).lower().split(",")
     if any(coding.strip() not in ("", "identity") for coding in codings):
         raise MediaTypeError("Compressed request bodies are not supported.", code="unsupported_content_encoding")
-    declared = request.headers.get("content-length", "")
-    if declared.isascii() and declared.isdigit() and int(declared) > limit:
+    if (body_length(request) or 0) > limit:
         raise BodyTooLargeError(limit)
 
 

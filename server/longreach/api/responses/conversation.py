@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
+from longreach.api.generation.message_files import with_kept_files
 from longreach.api.generation.prepare_chat import PreparedChat, prepare_chat
 from longreach.api.responses.messages import PlacedItem, messages_of, shortened
 from longreach.api.schema.requests.chat_messages import Message
@@ -86,7 +87,7 @@ async def prepare_response(call: Call[ResponseRequest], messages: Sequence[Messa
     async def prepare(turn: ChatTurn) -> PreparedChat:
         return await prepare_chat(call, turn, limit=body.max_output_tokens, logprobs=body.logprobs)
 
-    return await fitted(call, body.turn(messages), prepare)
+    return await fitted(call, await with_kept_files(call, body.turn(messages)), prepare)
 
 
 async def fitted(call: Call[ResponseRequest], turn: ChatTurn, make: Callable[[ChatTurn], Awaitable[T]]) -> T:

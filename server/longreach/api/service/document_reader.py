@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import uuid
 from collections import OrderedDict, deque
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
@@ -18,24 +17,21 @@ from typing import TYPE_CHECKING, Any
 from longreach.api.service.document_prefixes import DocumentPrefixes
 from longreach.documents.document import Document
 from longreach.documents.errors import DocumentNotFoundError
-from longreach.engine.admission import Place
-from longreach.engine.errors import EngineDeadError, EngineError, QueueFullError
+from longreach.documents.read_ahead import ReadAhead
+from longreach.engine.errors import EngineDeadError, EngineError
 from longreach.engine.looks import Looked
-from longreach.engine.messages import AttentionPolicy, Generate, Sampling
 from longreach.errors import ApiError, OverloadedError, UnavailableError
+from longreach.policies.values import AttentionPolicy
 
 if TYPE_CHECKING:
     from longreach.api.service.service import Service
 
 log = logging.getLogger(__name__)
 
-# The least urgent that a request may name.
-_LAST = 100
 # How often it is looked whether a server that takes no requests at this moment takes them again.
 _PAUSE_SECONDS = 1.0
 # How long an engine may be in a step before a document is told without what is cached of it.
 _LOOK_SECONDS = 5.0
-_LONGEST_PAUSE = 5.0
 
 
 @dataclass(eq=False)
@@ -68,6 +64,11 @@ class DocumentReader:
         self.reads = 0
         self.prefixes = DocumentPrefixes(service)
         service.documents.on_gone = self.forget
+
+    @property
+    def waiting(self) -> int:
+        """Documents that are to be read."""
+        return len(self._known)
 
     def engine_started(self) -> None:
         """There is an engine that knows of no document: with `start`, pins are sent, and what is not read is read."""
@@ -107,6 +108,7 @@ class DocumentReader:
     def forget(self, document: Document) -> None:
         """The document is gone."""
         self.prefixes.forget(document)
+        self._service.beginnings.forget(document.id)
         reading = self._known.get(document.id)
         if reading is not None:
             reading.wanted = False
@@ -194,8 +196,6 @@ class DocumentReader:
                 await self._read_once(reading)
             except DocumentNotFoundError:
                 return
-            except QueueFullError as error:
-                await asyncio.sleep(min(error.retry_after, _LONGEST_PAUSE))
             except (OverloadedError, UnavailableError, EngineDeadError):
                 await asyncio.sleep(_PAUSE_SECONDS)
             except (ApiError, EngineError) as error:
@@ -211,37 +211,18 @@ class DocumentReader:
         prefix = await self.prefixes.of(document)
         if document.pinned:
             await self._pin(document, prefix)
-        await self._compute(document, prefix)
+        ahead = ReadAhead(
+            service,
+            attention=self._policy(document),
+            cache_salt=document.salt,
+            caller=document.owner,
+            name=document.id,
+        )
+        async with ahead:
+            ahead.feed(prefix)
+            await ahead.end()
         self.reads += 1
         await service.documents.tell(document, "ready", len(prefix))
-
-    async def _compute(self, document: Document, prefix: list[int]) -> None:
-        """Have the engine compute a prompt that ends with the document.
-
-        Raises:
-            EngineError: it could not.
-        """
-        service = self._service
-        engine, _ = service.require_ready()
-        policy = self._policy(document)
-        request = Generate(
-            request_id=f"{document.id}-{uuid.uuid4().hex}",
-            prompt=prefix,
-            max_tokens=1,
-            sampling=Sampling(temperature=0.0),
-            priority=_LAST,
-            flexible=True,
-            cache_salt=document.salt,
-            attention=policy,
-            caller=document.owner,
-        )
-        engine.admit({request.request_id: Place(len(prefix))}, policy, document.owner)
-        try:
-            async with contextlib.aclosing(engine.generate(request)) as updates:
-                async for _ in updates:
-                    pass
-        finally:
-            engine.release([request.request_id])
 
     async def _pin(self, document: Document, prefix: Sequence[int]) -> None:
         engine, _ = self._service.require_ready()

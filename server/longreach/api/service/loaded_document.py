@@ -5,20 +5,18 @@ from __future__ import annotations
 import logging
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
 from longreach.api.http.request_log import RequestRecord
 from longreach.api.schema.requests.chat_messages import Message
-from longreach.api.service.chat_prompt import Chat
 from longreach.api.service.encode import TextEncoder
-from longreach.documents.document import Document, NewDocument
+from longreach.documents.document import Document, NewDocument, is_id
 from longreach.documents.wrapping import wrapped
 from longreach.errors import ContextLengthError, HttpError, InvalidRequestError, OverloadedError, UnavailableError
-from longreach.text.marks import Marks
+from longreach.text.beginning import Beginning
 from longreach.util import exact_json
 
 if TYPE_CHECKING:
@@ -29,18 +27,20 @@ log = logging.getLogger(__name__)
 _RETRY_AFTER_BODIES = 2
 _MESSAGES = TypeAdapter(list[Message])
 _LEADING = ("system", "developer")
-# Two questions that have no first token in common: what their prompts have in common is what all prompts have.
-_QUESTIONS = ("0", "What")
 
 
 @dataclass(frozen=True)
 class LoadedDocument:
-    """A document with its contents, of which `text`, `messages` or `tokens` is set, as its kind says."""
+    """A document with its contents, of which `text`, `messages` or `tokens` is set, as its kind says.
+
+    `beginning` is what prompts with it begin with, where that was encoded of late.
+    """
 
     document: NewDocument
     text: str = ""
     messages: Sequence[Message] = ()
     tokens: Sequence[int] = ()
+    beginning: Beginning | None = None
 
     @classmethod
     def of(cls, document: Document, contents: bytes) -> LoadedDocument:
@@ -135,40 +135,27 @@ class LoadedDocument:
             special=around is None,
             parse_special=parse_special,
             before=len(first),
+            beginning=self.beginning,
         )
         return [*first, *ids]
-
-    async def prefix(self, service: Service, encoder: TextEncoder, param: str) -> list[int]:
-        """The token ids that all prompts with this document begin with, where nothing stands before it.
-
-        Raises:
-            ApiError: the document does not fit into the context, is empty, or the chat template refuses it.
-        """
-        if self.document.use == "completion":
-            return await self.before_prompt(encoder, param=param)
-        chat, marks = service.chat, encoder.tokenizer.marks
-        special, caller = chat.template.is_default, encoder.caller
-        prompts: list[list[int]] = []
-        for question in _QUESTIONS:
-            messages = self.before([Message(role="user", content=question)], param)
-            _, text = await service.reading.call(_written, chat, messages, marks, caller=caller)
-            prompts.append(await encoder.encode(text, param=param, answer_tokens=1, special=special))
-        return await service.reading.call(_common, *prompts, caller=caller)
 
 
 async def load_document(
     service: Service, record: RequestRecord, reference: str, param: str = "document"
 ) -> LoadedDocument:
     """The document that a request refers to, by its id or by a name that no other has. It counts as used, and its bytes
-    count as those of the request's body do.
+    count as those of the request's body do. One that is still being uploaded is waited for.
 
     Raises:
         DocumentNotFoundError: the caller has no such document.
         InvalidRequestError: the name means several, or no documents are kept.
-        HttpError: it has not come to its end yet.
+        HttpError: it is being uploaded through another server process.
         OverloadedError: there is no memory for it at this moment.
     """
     document = await service.documents.find(record.owner, reference, param)
+    if (upload := service.uploads.get(document.id)) is not None:
+        kept_as = await upload.wait()
+        document = await service.documents.find(record.owner, kept_as if is_id(reference) else reference, param)
     if document.state == "uploading":
         raise HttpError(f"The document {document.id} is still being uploaded.", code="document_uploading", status=409)
     bodies, caller, size = service.bodies, record.caller, document.bytes
@@ -182,13 +169,8 @@ async def load_document(
     record.at_end.callback(bodies.remove, caller, size)
     record.reads_document(document.id)
     used, contents = await service.documents.use(document)
-    return await service.reading.call(LoadedDocument.of, used, contents, caller=caller, size=size)
-
-
-def _written(chat: Chat, messages: Sequence[Message], marks: Marks) -> tuple[str, str]:
-    """The prompt of a chat, as it reads and as it is to be encoded."""
-    guarded, text = chat.text(messages, [], marks, add_generation_prompt=True, variables={})
-    return text, guarded
+    loaded = await service.reading.call(LoadedDocument.of, used, contents, caller=caller, size=size)
+    return replace(loaded, beginning=service.beginnings.get(used.id))
 
 
 def token_ids_of(contents: bytes) -> list[int]:
@@ -201,10 +183,3 @@ def token_ids_of(contents: bytes) -> list[int]:
 def packed_token_ids(ids: Sequence[int]) -> bytes:
     """Token ids as they are kept."""
     return array("i", ids).tobytes()
-
-
-def _common(one: Sequence[int], other: Sequence[int]) -> list[int]:
-    """The first tokens that two prompts have in common."""
-    both = min(len(one), len(other))
-    differs = np.asarray(one[:both], np.int64) != np.asarray(other[:both], np.int64)
-    return [*one[: int(differs.argmax()) if differs.any() else both]]

@@ -130,6 +130,20 @@ class MeteredEngine(EngineProtocol):
             self._metrics.ended(line, self._clock(), reason)
             self._trace(line, request.request_id, reason)
 
+    async def read_ahead(self, request: Generate) -> AsyncGenerator[Update, None]:
+        """As `EngineProtocol.generate`, for a prompt that nobody waits for: what is said of requests does not count it.
+
+        What it computes is counted by itself.
+        """
+        read = 0
+        try:
+            async with contextlib.aclosing(self._engine.generate(request)) as updates:
+                async for update in updates:
+                    read = update.computed - update.cached
+                    yield update
+        finally:
+            self._metrics.read_ahead(read)
+
     def _note(self, line: Timeline, update: Update) -> None:
         line.waited, line.cached = update.waited, update.cached
         if update.attention is not None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import re
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, PlainValidator, model_validator
 
@@ -25,12 +26,16 @@ _TEN_YEARS = 315_360_000
 def _name(value: str) -> str:
     if is_id(value):
         raise invalid("must not begin with `doc-` or `file-`, as ids do")
-    if not value.isprintable():
+    if _NAME.fullmatch(value) is None:
         raise invalid("must have no control characters")
     return value
 
 
-DocumentName = Annotated[str, Field(min_length=1, max_length=256), AfterValidator(_name)]
+_NAME = re.compile(r"[^\x00-\x1f\x7f-\x9f]*")
+_NAME_SCHEMA: Any = {"pattern": f"^(?!doc-|file-){_NAME.pattern}$"}
+DocumentName = Annotated[
+    str, Field(min_length=1, max_length=256, json_schema_extra=_NAME_SCHEMA), AfterValidator(_name)
+]
 Seconds = Annotated[int, Field(ge=1, le=_TEN_YEARS)]
 
 
@@ -42,22 +47,12 @@ def _token_ids(value: object) -> list[int] | None:
     return ids
 
 
-class DocumentRequest(StrictModel):
-    """Keep a document for later prompts that begin with it, and read it into the prefix cache.
-
-    It has a `text`, `messages` or `token_ids`.
-    """
+class DocumentFields(StrictModel):
+    """What is said of a document beside its contents. Behind a text that is sent as it is, it stands in the URL."""
 
     model: Annotated[str | None, Field(min_length=1, max_length=256)] = Field(
         None, description="A name of the served model."
     )
-    text: Annotated[str | None, Field(min_length=1)] = Field(None, description="The text of the document.")
-    messages: Annotated[list[Message] | None, Field(min_length=1, max_length=MAX_MESSAGES)] = Field(
-        None, description="The beginning of a chat, such as a system message and the user's first one."
-    )
-    token_ids: Annotated[
-        list[int] | None, PlainValidator(_token_ids), described({"anyOf": [TOKEN_IDS_SCHEMA, {"type": "null"}]})
-    ] = Field(None, description="The token ids that a completion's prompt begins with.")
     name: DocumentName | None = Field(
         None, description="What requests may refer to it by, where no other has this name. A chat's prompt shows it."
     )
@@ -77,6 +72,21 @@ class DocumentRequest(StrictModel):
         None, description="The attention policy of requests that refer to it and give none; the server's default."
     )
     wait: Annotated[bool, or_default(False)] = Field(False, description="Answer when it has been read.")
+
+
+class DocumentRequest(DocumentFields):
+    """Keep a document for later prompts that begin with it, and read it into the prefix cache.
+
+    It has a `text`, `messages` or `token_ids`.
+    """
+
+    text: Annotated[str | None, Field(min_length=1)] = Field(None, description="The text of the document.")
+    messages: Annotated[list[Message] | None, Field(min_length=1, max_length=MAX_MESSAGES)] = Field(
+        None, description="The beginning of a chat, such as a system message and the user's first one."
+    )
+    token_ids: Annotated[
+        list[int] | None, PlainValidator(_token_ids), described({"anyOf": [TOKEN_IDS_SCHEMA, {"type": "null"}]})
+    ] = Field(None, description="The token ids that a completion's prompt begins with.")
 
     @model_validator(mode="after")
     def _check_one(self) -> DocumentRequest:
