@@ -25,7 +25,7 @@ from longreach.bench.stream import Target, Timing
 from longreach.bench.summary import environment
 
 _QUESTION = 64  # tokens behind a prompt that is asked about again
-_SENDING = 0.05  # seconds that a prompt takes to come to the engine
+_SENDING = 0.1  # seconds that a prompt takes to come to the engine, at most
 _LEARNED = 2  # prompts of the first length, before anything is asked
 
 
@@ -68,8 +68,6 @@ async def asked(
         print(line(row), file=sys.stderr, flush=True)
 
     task = asyncio.create_task(run())
-    while not timing.sent:
-        await asyncio.sleep(0)
     await asyncio.sleep(_SENDING)
     return task
 

@@ -37,7 +37,8 @@ class Looked(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     ranks together. The answers together hold `kv_bytes` when they have begun, cached pages of the prompt included;
     `fits_now` says whether pages and places for them are free.
 
-    Predictions are in seconds from now to the first token, None where nothing is known of what steps cost:
+    Predictions are in seconds from now to the first token, None where nothing is known of what steps cost, or of how
+    long it takes to bring back what is not on the device:
     `seconds_alone` if the server did nothing else, `seconds_whole` if nothing were cached either, `seconds_dense` if
     attention were dense, too, and `seconds_now` behind those `ahead` that are here and come first, and beside the
     answers that are being written.

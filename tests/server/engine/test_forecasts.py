@@ -6,11 +6,14 @@ import pytest
 from longreach.engine.cost_model import StepCost
 from longreach.engine.engine import Engine
 from longreach.engine.kv_cache.allocator import PageAllocator
+from longreach.engine.kv_cache.host_tier import HostTier
+from longreach.engine.kv_cache.offload_index import CacheMoves
 from longreach.engine.kv_cache.page_pool import PagePool
 from longreach.engine.kv_cache.prefix_cache import PageHasher
 from longreach.engine.looks import Looked
 from longreach.engine.messages import Generate, Updates
 from longreach.engine.scheduling.limits import Limits
+from longreach.engine.scheduling.restore_time import RestoreTime
 from longreach.engine.scheduling.scheduler import Scheduler
 
 from tests.server.engine.simulation import SimulatedRunner
@@ -20,13 +23,21 @@ GPU = StepCost(5e-3, 24e-6, 0.9e-9, 31e-9)  # about an 8B model's on one H200
 PAGE, STEP = 512, 8192
 
 
+class Copying(SimulatedRunner):
+    """Takes 20 ms for each page that comes back."""
+
+    def move(self, moves: CacheMoves) -> None:
+        super().move(moves)
+        self.now += 0.02 * len(moves.restored)
+
+
 class Bench:
     """An engine on a simulated clock, which has learned what steps cost and how long answers are."""
 
-    def __init__(self, answer: int = 60, pages: int = 1024, seqs: int = 64) -> None:
-        self.runner = SimulatedRunner(PAGE, cost=GPU)
-        limits = Limits(seqs, STEP, 1 << 20, 0.05)
-        scheduler = Scheduler(PageAllocator(PagePool(pages, PAGE), PageHasher(PAGE, "m")), limits)
+    def __init__(self, answer: int = 60, pages: int = 1024, seqs: int = 64, host: HostTier | None = None) -> None:
+        self.runner = Copying(PAGE, cost=GPU)
+        limits = Limits(seqs, STEP, 1 << 20, 0.05, restored_pages=16)
+        scheduler = Scheduler(PageAllocator(PagePool(pages, PAGE, host), PageHasher(PAGE, "m")), limits)
         self.engine = Engine(scheduler, self.runner, self.runner.clock)
         self.answer = answer
         self.first: dict[str, float] = {}
@@ -113,3 +124,36 @@ def test_flexible_requests_count_last_and_give_way() -> None:
     last = look(bench.engine, [6] * 80_000, PAGE, flexible=True)
     assert last.ahead == 1
     assert (last.seconds_now or 0) > 1.2 * (last.seconds_alone or 0)
+
+
+def test_what_comes_back_from_host_memory_takes_time_that_is_learned() -> None:
+    bench = Bench(answer=2, pages=64, host=HostTier(256))
+    for document in (1, 2, 3):
+        bench.send(f"read {document}", 25_000, document)
+        while bench.engine.has_work:
+            bench.step()
+    found, seconds = bench.predicted(25_000, document=1)
+    assert found.host > 0.9 * 25_000
+    assert (found.seconds_alone, found.seconds_now) == (None, None), "nothing had come back before"
+    assert (found.seconds_whole or 0) > 0
+    while bench.engine.has_work:
+        bench.step()
+    del bench.first["asked"]
+    found, seconds = bench.predicted(25_000, document=2)
+    assert found.host > 0.9 * 25_000
+    assert seconds > 0.5, "48 pages come back"
+    assert found.seconds_now == pytest.approx(seconds, rel=0.2)
+    assert found.seconds_alone == pytest.approx(seconds, rel=0.2)
+
+
+def test_what_is_read_from_disk_is_told_apart_from_what_it_passes_through() -> None:
+    learned = RestoreTime()
+    assert learned.seconds(0, 0) == 0.0
+    assert learned.seconds(1, 0) is None
+    learned.observe(2.0, host=1000, disk=0)
+    assert learned.seconds(500, 0) == pytest.approx(1.0)
+    assert learned.seconds(500, 1) is None
+    learned.observe(5.0, host=500, disk=1000)
+    assert learned.seconds(0, 100) == pytest.approx(0.4)
+    learned.observe(1.0, host=0, disk=1000)
+    assert 0.1 < (learned.seconds(0, 100) or 0) < 0.4

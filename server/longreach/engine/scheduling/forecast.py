@@ -96,13 +96,20 @@ class Forecaster:
         )
         if self._cost == StepCost():
             return looked  # nothing has been measured
+        whole = self._cost.prefill_seconds(0, total, self._chunk, visible)
+        looked = msgspec.structs.replace(
+            looked, seconds_whole=whole, seconds_dense=self._cost.prefill_seconds(0, total, self._chunk)
+        )
+        back = self._scheduler.restore_time.seconds(*found.tokens[1:])
+        if back is None:
+            return looked  # nothing is known of how long it takes to come back
+        # Nobody waits longer for the disk than it takes to compute what is there.
+        back = min(back, self._cost.prefill_seconds(0, cached, self._chunk, visible)) if cached else 0.0
         prompt = Prompt(start=cached, end=total, visible=visible, flexible=look.flexible, waits=True)
         return msgspec.structs.replace(
             looked,
-            seconds_alone=alone,
-            seconds_whole=self._cost.prefill_seconds(0, total, self._chunk, visible),
-            seconds_dense=self._cost.prefill_seconds(0, total, self._chunk),
-            seconds_now=max(alone, self._behind(queue, prompt, sought, length)),
+            seconds_alone=back + alone,
+            seconds_now=max(back + alone, self._behind(queue, prompt, back, sought, length)),
         )
 
     def _queue(self, own: tuple[bool, float, int]) -> _Queue:
@@ -112,9 +119,9 @@ class Forecaster:
         first = [prompt for of_prompt, prompt in ranks if of_prompt <= own]
         return _Queue(first, [prompt for _, prompt in ranks[len(first) :]])
 
-    def _behind(self, queue: _Queue, own: Prompt, sought: Sought, length: int) -> float:
-        """Seconds until the prompt `own` has been read, which is `sought`, and which is let in when there are pages for
-        `length` tokens."""
+    def _behind(self, queue: _Queue, own: Prompt, back: float, sought: Sought, length: int) -> float:
+        """Seconds until the prompt `own` has been read, which is `sought`, which is let in when there are pages for
+        `length` tokens, and which then waits for what comes `back`."""
         scheduler, allocator = self._scheduler, self._allocator
         running = [*scheduler.running.values()]
         # Flexible requests are preempted for others.
@@ -135,6 +142,7 @@ class Forecaster:
             forecast.read(self._prompt(request, max(done, shared), is_short=is_short))
             read.add(request.hold.digests)
         start = max(own.start, min(read.by_others(sought.hold.digests), own.end - 1))
+        forecast.wait_until(forecast.seconds + back)
         forecast.read(replace(own, start=start, missing=allocator.missing(sought, length) if is_short else 0))
         forecast.end_step(next((self._prompt(request, done) for request, done in queue.behind), None))
         return forecast.seconds

@@ -21,6 +21,7 @@ from itertools import chain
 from longreach.engine.cost_model import StepCost, StepTime
 from longreach.engine.kv_cache.allocator import PageAllocator
 from longreach.engine.kv_cache.offload_index import CacheMoves
+from longreach.engine.requests.awaited import Awaited
 from longreach.engine.requests.prompt_lookup import MAX_DRAFTS
 from longreach.engine.requests.request import Request
 from longreach.engine.requests.step_plan import Chunk, StepPlan
@@ -28,6 +29,7 @@ from longreach.engine.scheduling.answer_lengths import AnswerLengths
 from longreach.engine.scheduling.chunk_size import ChunkSizer, StepBudget
 from longreach.engine.scheduling.limits import Limits
 from longreach.engine.scheduling.priority import rank, seniority
+from longreach.engine.scheduling.restore_time import RestoreTime
 from longreach.engine.scheduling.run_queue import RunQueue
 
 # How long a request waits for the disk while nobody knows what a step costs.
@@ -47,6 +49,8 @@ class Scheduler:
         self._prefixes, self._held, self._states = allocator.prefixes, allocator.held, allocator.states
         self.step_time = StepTime()
         self.answer_lengths = AnswerLengths()
+        self.restore_time = RestoreTime()
+        self._now = 0.0
         self._queue = RunQueue(allocator, limits)
         self.waiting, self.running = self._queue.waiting, self._queue.running
         self._in_flight: list[StepPlan] = []
@@ -119,6 +123,7 @@ class Scheduler:
 
     def plan(self, now: float = 0.0) -> StepPlan | None:
         """Decide the next step, or None when there is nothing to compute before the step in flight is settled."""
+        self._now = now
         self.allocator.expire(now)
         streams = self._streams(now) if self._queue.give_way(now, in_flight=bool(self._in_flight)) else None
         if streams is None:
@@ -268,7 +273,7 @@ class Scheduler:
             stop = self._prefixes.first_of(in_flight, request, start, start + most)
             length, fills_step = sizer.length(request, stop, left)
             if length:
-                self._prefixes.goes_on(request)
+                self._goes_on(request)
                 chunks.append(self._chunk(request, length))
                 in_flight.update(self._prefixes.digests(request, start, start + length))
                 if self._states is not None and self._leaves_copies(chunks[-1]):
@@ -306,12 +311,27 @@ class Scheduler:
             return False
         runs = self._queue.is_running(request)
         if not runs and self._prefixes.awaits_disk(request, self._seconds_to_read):
+            request.awaited = request.awaited or Awaited(self._now, 0, 0)
             return False
         if not self._queue.let_in(request):
             self._prefixes.refused(request)
+            request.awaited = None  # from here on it waits for others
             return False
+        before = Awaited(self._now, request.hold.host_tokens, request.hold.disk_tokens)
         request.computed, waits = self._prefixes.match_prefix(request, self.limits.restored_pages)
-        return not waits and not self._prefixes.awaits_disk(request, self._seconds_to_read)
+        if waits or self._prefixes.awaits_disk(request, self._seconds_to_read):
+            request.awaited = request.awaited or before
+            return False
+        return True
+
+    def _goes_on(self, request: Request) -> None:
+        """A request computes: what it has waited for is there."""
+        self._prefixes.goes_on(request)
+        if (awaited := request.awaited) is not None:
+            hold, request.awaited = request.hold, None
+            self.restore_time.observe(
+                self._now - awaited.since, hold.host_tokens - awaited.host, hold.disk_tokens - awaited.disk
+            )
 
     def _seconds_to_read(self, request: Request, start: int, end: int) -> float:
         """Predicted time to compute tokens `start` to `end` of a prompt."""
