@@ -217,6 +217,7 @@ def test_no_request_that_the_document_describes_goes_wrong(
     whole, name = document(live), live.service.settings.name
     for schema in whole["components"]["schemas"].values():
         properties = schema.get("properties", {})
+        properties.pop("deadline_ms", None)  # one that is missed is a 504; `test_estimate` has them
         if "model" in properties and schema.get("additionalProperties") == {"type": "null"}:
             # Any other is a 404, and says nothing of the rest.
             properties["model"] = {"enum": [name] if "model" in schema.get("required", []) else [name, None]}

@@ -27,10 +27,12 @@ from longreach.engine.kv_cache.prefix_cache import PageHasher
 from longreach.engine.kv_cache.state_allocator import StateAllocator
 from longreach.engine.kv_cache.state_borders import BorderRule
 from longreach.engine.kv_cache.state_pool import StatePool
+from longreach.engine.looks import Look
 from longreach.engine.messages import Failed, Generate, Pin, Sampling
 from longreach.engine.requests.step_plan import StepPlan
 from longreach.engine.scheduling.limits import Limits
 from longreach.engine.scheduling.scheduler import Scheduler
+from longreach.policies.values import DENSE
 
 from tests.server.engine.simulated_disk import Files, SimulatedDisk
 from tests.server.engine.simulation import SimulatedRunner, States, Windows, expected_stream
@@ -186,6 +188,21 @@ class Histories(RuleBasedStateMachine):
                 self.step()
                 self.engine.scheduler.check()
         return names[-1]
+
+    @rule(document=st.sampled_from(DOCUMENTS), length=st.integers(1, 75), salt=st.sampled_from(["", "other"]))
+    def look(self, document: list[int], length: int, salt: str) -> None:
+        digests: list[bytes] = []
+        PageHasher(self.page_size, "m").extend(digests, document[:length], salt, DENSE.key)
+        question = Look(look_id=1, prompt_tokens=length, digests=b"".join(digests), max_tokens=5)
+        allocator = self.engine.scheduler.allocator
+        before = allocator.usage, allocator.state_usage
+        found = self.engine.look(question)
+        assert (allocator.usage, allocator.state_usage) == before
+        again = self.engine.look(question)
+        for tier in ("gpu", "host", "disk"):
+            assert getattr(again, tier) == getattr(found, tier) >= 0
+        assert found.cached < length
+        assert found.seconds_now is None or found.seconds_now >= (found.seconds_alone or 0.0)
 
     @rule(name=consumes(requests))
     def cancel(self, name: str) -> None:
