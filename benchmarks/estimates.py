@@ -2,8 +2,9 @@
 
     python -m benchmarks.estimates llama-8b --lengths 4k,32k,64k --queued 8 --out benchmarks/results/estimates-h200.json
 
-Prompts are token ids that no cache has. `again` asks about the last prompt once more, which is cached then. In a queue
-prompts of one length come one after the other, each after its estimate, while those before are read and answered.
+Prompts are token ids that no cache has. A few are read before: the server learns what steps cost. `again` asks about
+the last prompt once more, which is cached then. In a queue prompts of one length come one after the other, each after
+its estimate, while those before are read and answered.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from longreach.bench.summary import environment
 
 _QUESTION = 64  # tokens behind a prompt that is asked about again
 _SENDING = 0.1  # seconds that a prompt takes to come to the engine, at most
-_LEARNED = 2  # prompts of the first length, before anything is asked
+_LEARNED = 2  # prompts of the first length, before anything is asked; then so many and one more at once
 
 
 async def estimate(client: httpx.AsyncClient, target: Target, prompt: list[int], max_tokens: int) -> dict[str, Any]:
@@ -90,6 +91,7 @@ async def measure(
     async with Target(url) as target, httpx.AsyncClient(base_url=url, timeout=600) as client:
         for _ in range(_LEARNED):
             await target.stream(target.prompt(lengths[0]), max_tokens)
+        await asyncio.gather(*(target.stream(target.prompt(lengths[0]), max_tokens) for _ in range(_LEARNED + 1)))
         for length in lengths:
             prompt: list[int] = []
             for _ in range(repeats):

@@ -15,7 +15,7 @@ from longreach.engine.looks import Look, Looked
 from longreach.engine.messages import Started
 
 # Looks of one caller that are made at once: the engine answers all that it has before its next step.
-_MOST_OF_ONE = 2
+_MOST_OF_ONE = 8
 # Digests of fewer tokens are made sooner than a thread is found for them.
 _AT_ONCE = 8192
 
