@@ -25,6 +25,7 @@ from longreach.bench.sizes import load_of
 from longreach.bench.stream import Target, Timing
 from longreach.bench.summary import environment
 
+_SCENES = {"alone": "alone", "again": "again, cached", "queue": "one after the other"}
 _QUESTION = 64  # tokens behind a prompt that is asked about again
 _SENDING = 0.1  # seconds that a prompt takes to come to the engine, at most
 _LEARNED = 2  # prompts of the first length, before anything is asked; then so many and one more at once
@@ -107,18 +108,22 @@ async def measure(
     return rows
 
 
-def table(rows: list[dict[str, Any]]) -> str:
+def table(result: dict[str, Any]) -> str:
     """Ratios of predicted to actual, by scene and length."""
-    lines = [["scene", "tokens", "prompts", "median", "least", "greatest", "last"]]
+    lines = [["prompts", "tokens", "asked", "median", "least", "greatest", "last"]]
     lines.append(["---", *(["---:"] * 6)])
     groups: dict[tuple[str, int], list[float]] = {}
-    for row in rows:
+    for row in result["rows"]:
         if row["ratio"] is not None:
             groups.setdefault((row["scene"], row["tokens"]), []).append(row["ratio"])
     for (scene, tokens), ratios in groups.items():
         figures = [statistics.median(ratios), min(ratios), max(ratios), ratios[-1]]
-        lines.append([scene, f"{tokens:,}", str(len(ratios)), *(f"{figure:.2f}" for figure in figures)])
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+        lines.append([_SCENES[scene], f"{tokens:,}", str(len(ratios)), *(f"{figure:.2f}" for figure in figures)])
+    where, model = result["environment"], result["model"]
+    caption = f"Predicted seconds to the first token over actual ones; answers of {result['max_tokens']} tokens; "
+    caption += f"{model.get('shape') or model['name']}; {where['device']}; torch {where['versions']['torch']}; "
+    caption += f"{where['date']}."
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines) + f"\n\n{caption}\n"
 
 
 def main() -> None:
@@ -145,7 +150,7 @@ def main() -> None:
     }
     if arguments.out is not None:
         arguments.out.write_text(json.dumps(result, indent=1) + "\n")
-    print(table(rows))
+    print(table(result))
 
 
 if __name__ == "__main__":

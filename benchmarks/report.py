@@ -17,7 +17,15 @@ from pathlib import Path
 
 from longreach.bench import load_plot, load_report, report
 
-from benchmarks import answers_report, attacks, decode_budget, profile_kernels, quality_report, training_steps
+from benchmarks import (
+    answers_report,
+    attacks,
+    decode_budget,
+    estimates,
+    profile_kernels,
+    quality_report,
+    training_steps,
+)
 from benchmarks.attention_methods import tables as methods
 from benchmarks.kernels import measure as kernels
 
@@ -28,8 +36,8 @@ PAGES = (*(ROOT / "docs" / f"{name}.md" for name in _NAMES), ROOT / "README.md",
 
 def table(result: dict) -> str:
     """The Markdown table of a result, by what it has: attacks, attention methods, training steps, recall by policy,
-    profiles of kernels, their speeds, a load test, latencies, exchanges between GPUs, decode budgets, answers by choice
-    of tiles, such choices, or errors."""
+    profiles of kernels, their speeds, a load test, latencies, exchanges between GPUs, decode budgets, estimates beside
+    what happened, answers by choice of tiles, such choices, or errors."""
     if "attacks" in result:
         return attacks.table(result)
     if "profiles" in result:
@@ -46,13 +54,14 @@ def table(result: dict) -> str:
         return load_report.table(result)
     if "runs" in result:
         return report.table(result)
-    if "exchange" in result["rows"][0]:
-        return exchanges_table(result)
-    if "budget" in result["rows"][0]:
-        return decode_budget.table(result)
-    if "task" in result["rows"][0]:
-        return answers_report.table(result)
-    return choices_table(result) if "choice" in result["rows"][0] else errors_table(result)
+    of_rows = {
+        "exchange": exchanges_table,
+        "budget": decode_budget.table,
+        "ahead": estimates.table,
+        "task": answers_report.table,
+        "choice": choices_table,
+    }
+    return next((of_rows[name] for name in of_rows if name in result["rows"][0]), errors_table)(result)
 
 
 def choices_table(result: dict) -> str:

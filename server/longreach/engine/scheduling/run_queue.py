@@ -114,7 +114,8 @@ class RunQueue:
         self._allocator.leave(victim, victim.computed)
         self.release(victim, now + self.limits.resume_seconds)
         victim.computed = victim.redo = 0
-        victim.preempted, victim.awaited = True, None
+        victim.preempted = True
+        victim.awaited = None
         self.preemptions += 1
         self.waiting[victim.id] = victim
 
