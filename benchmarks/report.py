@@ -22,6 +22,7 @@ from benchmarks import (
     attacks,
     decode_budget,
     disk_restart,
+    estimates,
     profile_kernels,
     quality_report,
     training_steps,
@@ -106,6 +107,7 @@ _TABLES = {
 _ROW_TABLES = {
     "exchange": exchanges_table,
     "budget": decode_budget.table,
+    "ahead": estimates.table,
     "task": answers_report.table,
     "choice": choices_table,
     "errors": errors_table,

@@ -371,8 +371,8 @@ FAULTS = (
     Fault(
         "long prompts go first",
         _PRIORITY,
-        "PATIENCE * remaining\n    return",
-        "-PATIENCE * remaining\n    return",
+        "    return arrived + head_start(priority) + PATIENCE * remaining",
+        "    return arrived + head_start(priority) - PATIENCE * remaining",
         (f"{_ENGINE}/test_scheduler.py::test_decodes_are_never_left_out_and_the_shortest_prompt_goes_first",),
     ),
     Fault(

@@ -31,6 +31,7 @@ SECTIONS = {
     "cuda_graphs": "Execution",
     "silence_timeout": "Limits and time-outs",
     "responses_store": "Kept responses",
+    "documents": "Documents",
     "log_level": "Log",
 }
 

@@ -244,7 +244,9 @@ class Settings(BaseSettings):
     header_timeout: Real = Field(
         10.0, ge=0.01, le=3600, description="Seconds that a TLS handshake with a request's headers may take to arrive."
     )
-    body_timeout: Real = Field(120.0, ge=0.01, le=3600, description="Seconds that a request's body may take to arrive.")
+    body_timeout: Real = Field(
+        120.0, ge=0.01, le=3600, description="Seconds that a body may take to arrive; of an upload, each further KiB."
+    )
     write_timeout: Real = Field(
         60.0, ge=0.01, le=3600, description="Seconds after which a reader that does not read is disconnected."
     )
@@ -266,6 +268,20 @@ class Settings(BaseSettings):
     )
     responses_store_days: Real = Field(
         30.0, gt=0, le=36500, description="Days after its last use for which a response is kept."
+    )
+    documents: Annotated[str, Field(min_length=1, max_length=4096)] = Field(
+        "memory",
+        description="Where documents of /v1/documents are kept: memory, none, or a file that outlives the server.",
+    )
+    documents_bytes: Bytes = Field(
+        2**30, ge=2**20, le=2**44, description="Bytes of kept documents; unpinned ones make room, least used first."
+    )
+    documents_bytes_per_key: Annotated[Bytes | None, BeforeValidator(or_auto)] = Field(
+        None, ge=2**16, le=2**44, description="Bytes of documents that one key may keep, or auto: all of them."
+    )
+    documents_per_key: Whole = Field(1000, ge=1, le=2**20, description="Documents that one key may keep.")
+    documents_days: Real = Field(
+        30.0, gt=0, le=36500, description="Days after its last use for which a document is kept, if it says nothing."
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="Least level that is logged: debug, info, warning or error."

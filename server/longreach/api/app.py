@@ -17,6 +17,9 @@ from longreach.api.endpoints import (
     attention_policies,
     chat,
     completions,
+    documents,
+    estimate,
+    files,
     messages,
     playground,
     responses,
@@ -26,17 +29,17 @@ from longreach.api.endpoints import (
 )
 from longreach.api.http import error_answers
 from longreach.api.http.auth import OPEN_PATHS
+from longreach.api.http.body import HeldBody
 from longreach.api.http.error_forms import id_headers
 from longreach.api.http.head import HeadAsGet
 from longreach.api.http.request_checks import Door
 from longreach.api.http.request_log import RequestRecord, network_of, request_id_from
 from longreach.api.responses.answer_response import LEFT_OUT_HEADER
 from longreach.api.service.service import Service
-from longreach.errors import AuthenticationError, OverloadedError
+from longreach.errors import AuthenticationError
 
 log = logging.getLogger("longreach.requests")
 
-_RETRY_AFTER_BODIES = 2
 _QUIET = frozenset({"/health", "/ready", "/metrics"})  # probes would drown everything else
 
 
@@ -52,7 +55,8 @@ def create_app(service: Service) -> FastAPI:
         telemetry={"auto_configure": True, "metrics": False, "logs": False, "exclude": _is_quiet},
     )
     app.state.service = service
-    routed = (completions, chat, responses, stored_responses, messages, tokenize, attention_policies, status)
+    chats = (completions, chat, responses, stored_responses, messages)
+    routed = (*chats, documents, files, estimate, tokenize, attention_policies, status)
     for module in (*routed, reference):
         app.include_router(module.router)
     page = playground.page_files() if service.settings.playground else {}
@@ -91,7 +95,8 @@ class RequestMiddleware:
     """An id and a record for every request, one log line, and an answer to what nobody else caught.
 
     Nothing but the probes and the playground's files is reached without a key, and bodies count towards
-    `--max-total-body-bytes` from their first byte to the end of their request, whose memory depends on theirs.
+    `--max-total-body-bytes` from their first byte to the end of their request, whose memory depends on theirs. Of an
+    upload those count that have come and are not kept yet.
     """
 
     def __init__(self, app: ASGIApp, service: Service, page: frozenset[str] = frozenset()) -> None:
@@ -115,21 +120,11 @@ class RequestMiddleware:
         scope.setdefault("state", {})["record"] = record
         trace.get_current_span().set_attribute("longreach.request_id", record.request_id)
 
-        body_bytes = 0
+        held = scope["state"]["held_body"] = HeldBody(self._service.bodies, record)
 
         async def receive_bounded() -> Message:
-            nonlocal body_bytes
             message = await receive()
-            arrived = len(message.get("body", b""))
-            fits = self._service.bodies.fits(record.caller, arrived)
-            body_bytes += arrived
-            self._service.bodies.add(record.caller, arrived)
-            if not fits:
-                raise OverloadedError(
-                    "The server is busy: the bodies of its open requests take all the memory that they may.",
-                    retry_after=_RETRY_AFTER_BODIES,
-                    code="too_many_bytes",
-                )
+            held.add(len(message.get("body", b"")))
             return message
 
         async def send_with_id(message: Message) -> None:
@@ -150,8 +145,7 @@ class RequestMiddleware:
             if record.status is None:
                 await error_answers.error_response(api_error, scope, record.request_id)(scope, receive, send_with_id)
         finally:
-            if body_bytes:
-                self._service.bodies.remove(record.caller, body_bytes)
+            held.close()
             self._service.metrics.http(record.status, record.finish)
             log.log(logging.DEBUG if path in self._quiet else logging.INFO, "%s", record.line())
 

@@ -88,6 +88,15 @@ class Borders:
             return found.start()
         return len(text) if len(text) - start <= most else None
 
+    def first(self, text: str, start: int) -> int | None:
+        """The first cut at `start` or behind it, whatever text may follow; None if there is none yet."""
+        found = self._cut.search(text, max(start, 1))
+        return None if found is None else found.start()
+
+    def last(self, text: str) -> int | None:
+        """The last cut of a text, whatever may follow it; None if there is none. Looks at all of it."""
+        return max((found.start() for found in self._cut.finditer(text, 1)), default=None)
+
     def begin(self, text: str, cut: int) -> int:
         """Where the part behind a cut begins."""
         return cut + 1 if self._drops_blank and 0 < cut < len(text) else cut

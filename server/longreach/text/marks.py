@@ -48,12 +48,51 @@ class Marks:
         return value
 
     def _guarded(self, text: str, any_mark: re.Pattern[str]) -> str:
-        text = any_mark.sub(lambda mark: self._broken[mark[0]], text)
+        text = self.broken(text, any_mark)
         return text + GUARD if text.endswith(self._beginnings) else text
+
+    def broken(self, text: str, any_mark: re.Pattern[str] | None = None) -> str:
+        """A text with every special token broken that is whole in it; more may follow."""
+        any_mark = any_mark or self._any
+        return text if any_mark is None else any_mark.sub(lambda mark: self._broken[mark[0]], text)
+
+    def growing_guard(self) -> GrowingGuard:
+        """`guard` for a text that comes in parts."""
+        return GrowingGuard(self)
+
+    def unfinished(self, text: str) -> int:
+        """Where the end of a text begins that may become a special token, or another one, by what follows."""
+        if self._any is None or not text.endswith(self._beginnings):
+            return len(text)
+        longest = max(map(len, self._beginnings))
+        ends = range(max(len(text) - longest, 0), len(text))
+        at = next(at for at in ends if text[at:] in self._beginnings)
+        # Not within a token that ends behind it: that one is found first.
+        return next((mark.start() for mark in self._any.finditer(text) if mark.start() < at < mark.end()), at)
 
     def rename(self, text: str, names: dict[str, str]) -> str:
         """A text whose whole marks have other names, and whose broken ones are whole again."""
         return unguarded(self._own.sub(lambda mark: names[mark[0]], text))
+
+
+class GrowingGuard:
+    """Breaks the special tokens in a text that comes in parts: together they are what `Marks.guard` makes of it."""
+
+    def __init__(self, marks: Marks) -> None:
+        self._marks = marks
+        self._rest = ""
+
+    def feed(self, text: str) -> str:
+        """The text goes on so; what of it is certain."""
+        text = self._rest + text
+        at = self._marks.unfinished(text)
+        self._rest = text[at:]
+        return self._marks.broken(text[:at])
+
+    def end(self) -> str:
+        """The text has ended; the rest of it."""
+        rest, self._rest = self._rest, ""
+        return self._marks.guard(rest)
 
 
 def unguarded(text: str) -> str:

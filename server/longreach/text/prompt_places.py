@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
-Field = Literal["content", "reasoning_content", "tool_calls", "tools", "template", "prompt"]
+Field = Literal["content", "reasoning_content", "tool_calls", "tools", "template", "prompt", "document"]
 
 # Lone surrogates, as `marks.GUARD`, and none of them is that one.
 _OPEN, _CLOSE, _DIGITS = "\ud801", "\ud802", "\ud810"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import threading
 from array import array
@@ -12,6 +13,7 @@ import tokenizers
 from tokenizers import AddedToken
 
 from longreach.errors import TokenizerError
+from longreach.text.beginning import Beginning
 from longreach.text.borders import Borders
 from longreach.text.detokenizer import Detokenizer, TokenBytes
 from longreach.text.files import model_file
@@ -66,6 +68,9 @@ class Tokenizer:
         marks: the special tokens.
         config: the contents of `tokenizer_config.json`, as far as there is one.
         added_ids: the ids of added tokens, special or not, by their texts.
+        digest: of all that token ids depend on, in hex.
+        around: the ids that stand before and behind a text; None where they are not known apart from it.
+        borders: where a text can be cut; None where no cut is known to be safe.
     """
 
     def __init__(self, backend: tokenizers.Tokenizer, config: dict[str, Any] | None = None) -> None:
@@ -78,9 +83,11 @@ class Tokenizer:
         self._all_token_bytes = TokenBytes(backend, special=True)
         self.marks = Marks(token.content for token in backend.get_added_tokens_decoder().values() if token.special)
         self.added_ids = {token.content: id_ for id_, token in backend.get_added_tokens_decoder().items()}
-        self._around = _around(backend)
-        described = json.loads(backend.to_str())
-        self._borders = Borders.of(backend, described)
+        self.around = _around(backend)
+        description = backend.to_str()
+        self.digest = hashlib.sha256(description.encode()).hexdigest()
+        described = json.loads(description)
+        self.borders = Borders.of(backend, described)
         self._measure = Measure.of(described)
         self._plain: tuple[tokenizers.Tokenizer, dict[str, str], dict[int, int]] | None = None
         self._making_plain = threading.Lock()
@@ -120,7 +127,7 @@ class Tokenizer:
     @property
     def in_pieces(self) -> bool:
         """Whether long texts are encoded in pieces; some kinds of tokenizers have no safe places to cut at."""
-        return self._borders is not None
+        return self.borders is not None
 
     def token_id(self, token: str) -> int | None:
         """The id of a token's name, if it is one."""
@@ -157,7 +164,12 @@ class Tokenizer:
         return done(self.encoding(text, special, parse_special))
 
     def encoding(
-        self, text: str, special: bool = True, parse_special: bool = True, most: int | None = None
+        self,
+        text: str,
+        special: bool = True,
+        parse_special: bool = True,
+        most: int | None = None,
+        beginning: Beginning | None = None,
     ) -> Generator[None, None, list[int]]:
         """Work that returns the token ids of a prompt, piece by piece, mostly without the GIL.
 
@@ -165,30 +177,40 @@ class Tokenizer:
             special: with the tokens that the model's tokenizer puts around a text.
             parse_special: special tokens that are written in the text are read as such.
             most: with more tokens than these it is given up.
+            beginning: where the text begins so, only the rest of it is encoded.
 
         Raises:
             TooManyTokensError: it was given up.
             UnbrokenTextError: it cannot be cut into pieces of bearable size.
         """
-        ids = array("q")
-        for piece, read in self._pieces(text, special, parse_special):
+        ids, known = array("i"), 0
+        if beginning is not None and beginning.begins(text, special, parse_special):
+            ids, known = beginning.ids[:], beginning.at
+            yield
+        of_rest = 1 - known / max(len(text), 1)
+        for piece, read in self._pieces(text[known:], special, parse_special, goes_on=bool(ids)):
             ids.extend(piece)
             if most is not None and len(ids) > most:
-                raise TooManyTokensError(len(ids), read == 1, None if read == 1 else round(len(ids) / read))
+                share = 1 - of_rest * (1 - read)
+                raise TooManyTokensError(len(ids), read == 1, None if read == 1 else round(len(ids) / share))
             yield
         return ids.tolist()
 
-    def _pieces(self, text: str, special: bool, parse_special: bool) -> Iterator[tuple[list[int], float]]:
-        """Token ids of pieces, and the share of the text that has been read: 1 with the last, and not before."""
-        backend, borders, of_plain = self._backend, self._borders, None
-        if GUARD in text or not parse_special:
-            backend, names, of_plain = self._plain_backend()
-            text = self.marks.rename(text, names) if parse_special else text
-        around = self._around if special else ([], [])
+    def _pieces(
+        self, text: str, special: bool, parse_special: bool, goes_on: bool = False
+    ) -> Iterator[tuple[list[int], float]]:
+        """Token ids of pieces, and the share of the text that has been read: 1 with the last, and not before.
+
+        A text that `goes_on` stands behind a cut.
+        """
+        borders, plain = self.borders, GUARD in text or not parse_special
+        if plain and parse_special:
+            text = self.marks.rename(text, self._plain_backend()[1])
+        around = self.around if special else ([], [])
         if around is None:  # what stands around a text is not known apart from it
-            yield backend.encode_batch_fast([text])[0].ids, 1.0
+            yield self._encode(text, plain, special=True), 1.0
             return
-        start, before = 0, around[0]
+        start, before = 0, [] if goes_on else around[0]
         while True:
             end = len(text)
             if borders is not None:
@@ -196,15 +218,25 @@ class Tokenizer:
                 if found is None:
                     raise UnbrokenTextError(start + PIECE_CHARACTERS)
                 end = found
-            # Not `encode`: it holds the GIL throughout, and keeps offsets that nobody reads.
-            ids = backend.encode_batch_fast([text[start:end]], add_special_tokens=False)[0].ids
-            if of_plain is not None:
-                ids = [of_plain.get(token, token) for token in ids]
+            ids = self._encode(text[start:end], plain)
             last = end == len(text)
             yield [*before, *ids, *(around[1] if last else [])], 1.0 if last else end / len(text)
             if last:
                 return
             start, before = borders.begin(text, end) if borders is not None else end, []
+
+    def encode_part(self, text: str, parse_special: bool = True) -> list[int]:
+        """Token ids of a part of a text, between two of its `borders`, without what stands around a text."""
+        plain = GUARD in text or not parse_special
+        if plain and parse_special:
+            text = self.marks.rename(text, self._plain_backend()[1])
+        return self._encode(text, plain)
+
+    def _encode(self, text: str, plain: bool, special: bool = False) -> list[int]:
+        backend, _, own = self._plain_backend() if plain else (self._backend, {}, {})
+        # Not `encode`: it holds the GIL throughout, and keeps offsets that nobody reads.
+        ids = backend.encode_batch_fast([text], add_special_tokens=special)[0].ids
+        return [own.get(token, token) for token in ids] if plain else ids
 
     def _plain_backend(self) -> tuple[tokenizers.Tokenizer, dict[str, str], dict[int, int]]:
         with self._making_plain:  # made for the first text that needs it: it takes as much memory as the other

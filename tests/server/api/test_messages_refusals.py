@@ -44,11 +44,43 @@ def nested(levels: int) -> dict[str, Any]:
 
 
 IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="}}
-DOCUMENT = {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "x"}, "title": "y"}
+
+
+def document(source: object, **more: Any) -> dict[str, Any]:
+    """The field of a conversation with one document from this source."""
+    return user({"type": "document", "source": source, **more})
+
+
 CALL = {"type": "tool_use", "id": "x", "name": "n", "input": {}}
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
     (user(text("a"), IMAGE), "messages.0.content.1", "unsupported_value"),
-    (user(DOCUMENT), "messages.0.content.0", "unsupported_value"),
+    (user({"type": "document"}), "messages.0.content.0", "missing_required_parameter"),
+    (
+        assistant({"type": "document", "source": {"type": "text", "data": "x"}}),
+        "messages.1.content.0",
+        "unsupported_value",
+    ),
+    (document({"type": "base64", "data": "JVBERg=="}), "messages.0.content.0.source", "unsupported_value"),
+    (document({"type": "url", "url": "http://a.b"}), "messages.0.content.0.source", "unsupported_value"),
+    (document({"type": "file"}), "messages.0.content.0.source", "missing_required_parameter"),
+    (document({"type": "file", "file_id": "a b"}), "messages.0.content.0.source.file_id", "invalid_value"),
+    (document("x"), "messages.0.content.0.source", "invalid_type"),
+    (
+        document({"type": "text", "data": "x", "media_type": "text/html"}),
+        "messages.0.content.0.source.media_type",
+        "unsupported_value",
+    ),
+    (
+        document({"type": "content", "content": [{"type": "text", "text": "a"}, IMAGE]}),
+        "messages.0.content.0.source.content.1",
+        "unsupported_value",
+    ),
+    (document({"type": "content", "content": 7}), "messages.0.content.0.source.content", "invalid_type"),
+    (
+        document({"type": "text", "data": "x"}, citations={"enabled": True}),
+        "messages.0.content.0.citations",
+        "unsupported_value",
+    ),
     (
         user({"type": "tool_result", "tool_use_id": "x", "content": [{"type": "text", "text": "a"}, IMAGE]}),
         "messages.0.content.0.content.1",

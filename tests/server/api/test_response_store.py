@@ -13,9 +13,9 @@ import msgspec
 import pytest
 from longreach.api.service.response_store import BrokenChainError, ChainTooLongError, ResponseStore
 from longreach.api.service.service import Service
-from longreach.api.service.store_database import StoreFileError
 from longreach.config import load_settings
 from longreach.errors import ConfigError
+from longreach.util.database_file import StoreFileError
 
 DAY = 86400.0
 

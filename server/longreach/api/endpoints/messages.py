@@ -14,6 +14,7 @@ from longreach.api.endpoints.receive import receive
 from longreach.api.generation.answer import answer
 from longreach.api.generation.encode_prompts import encode_chat
 from longreach.api.generation.message_builder import MessageBuilder
+from longreach.api.generation.place_document import placed
 from longreach.api.generation.prepare_chat import prepare_chat
 from longreach.api.http.respond import json_response
 from longreach.api.schema.answers.messages import AnthropicErrorBody, MessageEvent, MessageObject, TokenCount
@@ -54,6 +55,6 @@ async def count_tokens(request: Request) -> Response:
     """Count the tokens of the prompt that a message would have."""
     call = await receive(request, CountTokensRequest)
     turn = call.body.turn(call.service.chat.template.reads)
-    _, ids = await encode_chat(call, turn)
+    _, ids = await encode_chat(call, await placed(call, turn))
     managed = UNSET if call.body.context_management is None else {"original_input_tokens": len(ids)}
     return json_response(TokenCount(input_tokens=len(ids), context_management=managed))

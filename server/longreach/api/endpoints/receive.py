@@ -6,19 +6,21 @@ from typing import TypeVar
 
 from starlette.requests import Request
 
-from longreach.api.http.body import read_json
+from longreach.api.http.body import Choice, read_json
+from longreach.api.http.race import race, until_gone
 from longreach.api.http.request_log import RequestRecord
 from longreach.api.schema.requests.harmless import asker
 from longreach.api.schema.requests.tokenize import DetokenizeRequest
 from longreach.api.service.call import Body, Call
+from longreach.api.service.loaded_document import load_document
 from longreach.api.service.service import Service
 from longreach.sizes import MAX_PROMPT_TOKENS
 
 M = TypeVar("M", bound=Body)
 
 
-async def receive(request: Request, model: type[M]) -> Call[M]:
-    """Read and check the body of a request.
+async def receive(request: Request, model: type[M] | Choice[M]) -> Call[M]:
+    """Read and check the body of a request, and load the kept document that it refers to.
 
     Raises:
         ApiError: it is refused, names a model that is not served, or nothing can be taken at this moment.
@@ -32,5 +34,12 @@ async def receive(request: Request, model: type[M]) -> Call[M]:
     record.asked_by(asker(body))
     if body.model is not None:
         service.require_model(body.model)
+    reference: str | None = getattr(body, "document", None)
+    document = None
+    if reference is not None:
+        loading = load_document(service, record, reference)
+        document = await race(loading, until_gone(request.receive), service.until_cut())
     engine, tokenizer = service.require_ready()
-    return Call(body, request, service, record, engine, tokenizer)
+    if document is not None:
+        document.require_of_tokenizer(tokenizer.digest, "document")
+    return Call(body, request, service, record, engine, tokenizer, document)

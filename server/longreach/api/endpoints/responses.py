@@ -9,6 +9,7 @@ from starlette.responses import Response
 from longreach.api.documentation.openapi import documented
 from longreach.api.endpoints.receive import receive
 from longreach.api.generation.encode_prompts import encode_chat
+from longreach.api.generation.place_document import placed
 from longreach.api.http.respond import json_response
 from longreach.api.responses.answer_response import answer_response
 from longreach.api.responses.conversation import read_conversation
@@ -36,5 +37,5 @@ async def count_input_tokens(request: Request) -> Response:
     """The tokens of the prompt that a response would read."""
     call = await receive(request, InputTokensRequest)
     conversation = await read_conversation(call)
-    _, prompt = await encode_chat(call, call.body.turn(conversation.messages))
+    _, prompt = await encode_chat(call, await placed(call, call.body.turn(conversation.messages)))
     return json_response(InputTokenCount(len(prompt)))

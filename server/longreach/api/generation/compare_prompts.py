@@ -34,8 +34,7 @@ class PromptText:
 
 def asker_of(call: Call[Any], attention: AttentionPolicy) -> Asker:
     """Whose prompts share pages with those of a call."""
-    record = call.record
-    return Asker(record.caller, record.cache_salt(call.body.cache_salt), attention.key)
+    return Asker(call.record.caller, call.cache_salt, attention.key)
 
 
 async def compare_prompts(
@@ -64,7 +63,7 @@ async def compare_prompts(
 def _is_known(call: Call[Any]) -> bool:
     """Whether earlier prompts of a call's caller are surely one person's: by a key, a salt, or on the server's own
     machine."""
-    if call.record.key is not None or call.body.cache_salt:
+    if call.record.key is not None or call.cache_salt:
         return True
     client = call.request.client
     return client is not None and is_loopback(client.host) and not any(h in call.request.headers for h in _OF_PROXIES)

@@ -11,6 +11,8 @@ from longreach.api.generation.call_schema import call_schema, counted
 from longreach.api.generation.chat_answer import PartReader
 from longreach.api.generation.compare_prompts import PromptText
 from longreach.api.generation.encode_prompts import chat_spans, encode_chat
+from longreach.api.generation.message_files import with_kept_files
+from longreach.api.generation.place_document import of_request, placed, refuse_cut
 from longreach.api.generation.plan_answers import AnswerSpec, tokens_left
 from longreach.api.schema.requests.chat_turn import ChatTurn
 from longreach.api.schema.requests.formats import NamedTool
@@ -55,11 +57,14 @@ async def prepare_chat(
         ApiError: as `encode_chat`.
     """
     chat = call.service.chat
+    refuse_cut(call, ["truncate_prompt_tokens"] if keep is not None else [])
+    asked = await with_kept_files(call, turn)
+    turn = await placed(call, asked)
     text, prompt = await encode_chat(call, turn, answer_tokens=limit or 1, special=special, keep=keep)
     max_tokens = tokens_left(prompt, limit, call.engine.info, turn.param)
     texts: list[PromptText | None] = []
     if call.body.return_cache_usage and keep is None:
-        texts.append(PromptText(text, await chat_spans(call, turn, text)))
+        texts.append(PromptText(text, of_request(asked, turn, await chat_spans(call, turn, text))))
     reader, grammar = await call.attend(_form(call, turn, text))
     calls_or_answers = turn.forced is None and bool(turn.offered)
     spec = AnswerSpec(

@@ -38,6 +38,9 @@ _LINGER_SECONDS = 2.0
 # notices a departure. More than that waits for so long, and then is not read for its sense any more.
 _AHEAD_BYTES = 64 * 1024
 _AHEAD_SECONDS = 1.0
+# Bodies of any length that are read as they come. Their time begins anew with so many further bytes.
+_UPLOADS = frozenset({"/v1/documents", "/v1/files"})
+_UPLOAD_BYTES = 1024
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,7 @@ class ConnectionLimits:
         header_bytes: of a request line with its headers.
         header_seconds: from the first moment of a connection, or the first byte of a later request, to its last header.
             A TLS handshake is a part of it.
-        body_seconds: from the last header to the body's last byte.
+        body_seconds: from the last header to the body's last byte; of an upload, to each further KiB.
         write_seconds: for how long a reader may leave more unread than the buffers hold.
     """
 
@@ -72,6 +75,7 @@ class LimitedProtocol(H11Protocol):
     _writing: asyncio.TimerHandle | None = None
     _ending: asyncio.TimerHandle | None = None  # the connection's own end
     _crowding: asyncio.TimerHandle | None = None  # more than `_AHEAD_BYTES` are there
+    _came = 0  # bytes since the body's time began
     _deaf = False  # what comes is thrown away: the connection ends with its answer
 
     @classmethod
@@ -127,6 +131,7 @@ class LimitedProtocol(H11Protocol):
         if self._deaf or self.transport.is_closing() or self.conn.their_state in (h11.MUST_CLOSE, h11.CLOSED):
             return
         self._ahead += data
+        self._came += len(data)
         self._read_on()
 
     def on_response_complete(self) -> None:
@@ -195,7 +200,12 @@ class LimitedProtocol(H11Protocol):
         elif self.conn.their_state is h11.IDLE:
             self._await("headers", self.limits.header_seconds)
         else:
+            if self._came >= _UPLOAD_BYTES and self._is_upload():
+                self._await(None)
             self._await("body", self.limits.body_seconds)
+
+    def _is_upload(self) -> bool:
+        return self.scope is not None and self.scope["path"] in _UPLOADS
 
     def _is_answering(self) -> bool:
         """Whether a whole request is there, whose answer has not been sent."""
@@ -230,10 +240,14 @@ class LimitedProtocol(H11Protocol):
             self._reading[1].cancel()
             self._reading = None
         if part is not None:
+            self._came = 0
             self._reading = (part, self.loop.call_later(seconds, self._late, part, seconds))
 
     def _late(self, part: str, seconds: float) -> None:
         self._reading = None
+        if part == "body" and self._is_upload() and self.flow.read_paused:
+            self._await(part, seconds)  # it is we who are late
+            return
         if self.transport is None:
             self._abort()  # in the handshake: there is nobody to tell
         else:

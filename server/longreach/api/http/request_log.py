@@ -40,6 +40,8 @@ class RequestRecord:
     Attributes:
         address: where the request came from, as `network_of` has it.
         asker: whom the request says that it is from, as a word of the log.
+        document: the id of the kept document that the prompt begins with.
+        deadline_ms, predicted: when the first token is due, and the seconds that were predicted before it was queued.
         finish: how the request ended: stop, length, disconnected, or the code of an error.
         attention: what each prompt was computed with, unless that was dense.
         compared: the prompt beside the caller's recent ones, if the caller asks for that.
@@ -55,6 +57,7 @@ class RequestRecord:
     status: int | None = field(default=None, init=False)
     key: ApiKey | None = field(default=None, init=False)
     asker: str | None = field(default=None, init=False)
+    document: str | None = field(default=None, init=False)
     completion_id: str | None = field(default=None, init=False)
     prompt_tokens: int | None = field(default=None, init=False)
     computed_tokens: int = field(default=0, init=False)
@@ -64,6 +67,8 @@ class RequestRecord:
     compared: ComparedPrompt | None = field(default=None, init=False)
     output_tokens: int = field(default=0, init=False)
     first_token: float | None = field(default=None, init=False)
+    deadline_ms: int | None = field(default=None, init=False)
+    predicted: float | None = field(default=None, init=False)
     finish: str | None = field(default=None, init=False)
     attention: list[AttentionUse] = field(default_factory=list, init=False)
     decode: dict[str, DecodeUse] = field(default_factory=dict, init=False)
@@ -91,6 +96,10 @@ class RequestRecord:
             name = f"sha256:{hashlib.sha256(name.encode('utf-8', 'replace')).hexdigest()[:_DIGEST_CHARACTERS]}"
         self.asker = name
 
+    def reads_document(self, document_id: str) -> None:
+        """The prompt begins with this kept document, or the request is about it."""
+        self.document = document_id
+
     def answering(self, completion_id: str, prompt_tokens: int) -> None:
         """Answers to so many prompt tokens are wanted, and are to be sent under this id."""
         self.completion_id, self.prompt_tokens = completion_id, prompt_tokens
@@ -101,6 +110,10 @@ class RequestRecord:
         self._read[engine_request_id] = (computed, cached, host, disk)
         totals = map(sum, zip(*self._read.values(), strict=True))
         self.computed_tokens, self.cached_tokens, self.host_tokens, self.disk_tokens = totals
+
+    def due(self, deadline_ms: int, predicted: float | None) -> None:
+        """The first token is due so long after the request came, and is predicted in so many seconds from now."""
+        self.deadline_ms, self.predicted = deadline_ms, predicted
 
     def compare(self, compared: ComparedPrompt) -> None:
         """The caller is to be told what was cached, and why no more was."""
@@ -155,6 +168,8 @@ class RequestRecord:
             words.append(f"key={self.key.name}")
         if self.asker is not None:
             words.append(f"user={self.asker}")
+        if self.document is not None:
+            words.append(f"document={self.document}")
         if self.completion_id is not None:
             words += [
                 f"completion={self.completion_id}",
@@ -166,6 +181,9 @@ class RequestRecord:
                 words += self._cache_words(self.compared)
             if self.first_token is not None:
                 words.append(f"ttft={self.first_token - self.started:.3f}s")
+        if self.deadline_ms is not None:
+            words.append(f"deadline={self.deadline_ms / 1000:.3f}s")
+            words += [] if self.predicted is None else [f"predicted={self.predicted:.3f}s"]
         words.append(f"total={time.monotonic() - self.started:.3f}s")
         if self.finish is not None:
             words.append(f"finish={self.finish}")

@@ -10,15 +10,19 @@ from starlette.requests import Request
 
 from longreach.api.http.race import race, until_gone
 from longreach.api.http.request_log import RequestRecord
+from longreach.api.schema.requests.documents import DocumentRequest
 from longreach.api.schema.requests.messages import CountTokensRequest
 from longreach.api.schema.requests.responses import InputTokensRequest
 from longreach.api.schema.requests.sampling import ServingFields
 from longreach.api.schema.requests.tokenize import DetokenizeRequest, TokenizeRequest
+from longreach.api.service.loaded_document import LoadedDocument
 from longreach.api.service.metered_engine import MeteredEngine
 from longreach.api.service.service import Service
+from longreach.policies.schemas import PolicySchema
+from longreach.policies.values import AttentionPolicy
 from longreach.text.tokenizer import Tokenizer
 
-Body = ServingFields | CountTokensRequest | InputTokensRequest | TokenizeRequest | DetokenizeRequest
+Body = ServingFields | CountTokensRequest | InputTokensRequest | DocumentRequest | TokenizeRequest | DetokenizeRequest
 
 M_co = TypeVar("M_co", bound=Body, covariant=True)
 T = TypeVar("T")
@@ -26,7 +30,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Call(Generic[M_co]):
-    """A received request, whose `body` has been checked, and what there is to answer it."""
+    """A received request, whose `body` has been checked, and what there is to answer it.
+
+    `document` is the kept one that its prompt begins with. Its salt and its attention policy are those of a request
+    that gives none.
+    """
 
     body: M_co
     request: Request
@@ -34,6 +42,24 @@ class Call(Generic[M_co]):
     record: RequestRecord
     engine: MeteredEngine
     tokenizer: Tokenizer
+    document: LoadedDocument | None = None
+
+    @property
+    def cache_salt(self) -> str:
+        """The salt of the prefix cache, of a request that is answered."""
+        own: str = getattr(self.body, "cache_salt", "")
+        if not own and self.document is not None:
+            own = self.document.document.cache_salt
+        return self.record.cache_salt(own)
+
+    @property
+    def attention(self) -> AttentionPolicy:
+        """The attention policy of a request that is answered."""
+        asked: PolicySchema | None = getattr(self.body, "attention", None)
+        if asked is not None:
+            return asked.resolve()
+        of_document = None if self.document is None else self.document.document.attention
+        return self.service.settings.default_policy if of_document is None else of_document
 
     async def attend(self, work: Coroutine[Any, Any, T]) -> T:
         """The result of `work`, which is cancelled when the caller goes away or the server has to end.

@@ -12,9 +12,9 @@ import msgspec
 
 from longreach.api.service.kept import Item, Kept
 from longreach.api.service.response_store import ResponseStore
-from longreach.api.service.store_database import StoreFileError
 from longreach.config import Settings
 from longreach.errors import ConfigError, UnavailableError, quoted
+from longreach.util.database_file import StoreFileError
 from longreach.util.work_pool import WorkPool
 
 log = logging.getLogger(__name__)

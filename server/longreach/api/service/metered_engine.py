@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 
 from opentelemetry import trace
 
 from longreach.api.service.engine_protocol import EngineProtocol
 from longreach.engine.admission import Place
+from longreach.engine.looks import Looked
 from longreach.engine.messages import DENSE, AttentionPolicy, Generate, Started, Update
 from longreach.engine.stats import Stats
 from longreach.metrics import Metrics, Timeline
@@ -63,6 +64,38 @@ class MeteredEngine(EngineProtocol):
         """As `EngineProtocol.seconds_to_read`."""
         return self._engine.seconds_to_read(request_id)
 
+    async def pin(self, name: str, prompt: list[int], cache_salt: str = "", attention: AttentionPolicy = DENSE) -> None:
+        """As `EngineProtocol.pin`."""
+        await self._engine.pin(name, prompt, cache_salt, attention)
+
+    async def unpin(self, name: str) -> None:
+        """As `EngineProtocol.unpin`."""
+        await self._engine.unpin(name)
+
+    async def look(
+        self,
+        prompt: Sequence[int],
+        cache_salt: str = "",
+        attention: AttentionPolicy = DENSE,
+        *,
+        max_tokens: int = 1,
+        answers: int = 1,
+        priority: int = 0,
+        flexible: bool = False,
+        caller: str = "",
+    ) -> Looked:
+        """As `EngineProtocol.look`."""
+        return await self._engine.look(
+            prompt,
+            cache_salt,
+            attention,
+            max_tokens=max_tokens,
+            answers=answers,
+            priority=priority,
+            flexible=flexible,
+            caller=caller,
+        )
+
     async def stop(self) -> None:
         """As `EngineProtocol.stop`."""
         await self._engine.stop()
@@ -96,6 +129,20 @@ class MeteredEngine(EngineProtocol):
                 self._metrics.decode(line.decode)
             self._metrics.ended(line, self._clock(), reason)
             self._trace(line, request.request_id, reason)
+
+    async def read_ahead(self, request: Generate) -> AsyncGenerator[Update, None]:
+        """As `EngineProtocol.generate`, for a prompt that nobody waits for: what is said of requests does not count it.
+
+        What it computes is counted by itself.
+        """
+        read = 0
+        try:
+            async with contextlib.aclosing(self._engine.generate(request)) as updates:
+                async for update in updates:
+                    read = update.computed - update.cached
+                    yield update
+        finally:
+            self._metrics.read_ahead(read)
 
     def _note(self, line: Timeline, update: Update) -> None:
         line.waited, line.cached = update.waited, update.cached

@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from longreach.api.service.kept import Item, Kept
-from longreach.api.service.store_database import StoreDatabase, file_error, loaded
+from longreach.api.service.store_database import StoreDatabase, loaded
 from longreach.util import exact_json
+from longreach.util.database_file import file_error
 
 Side = Literal["input", "output"]
 

@@ -17,6 +17,7 @@ from longreach import gguf_source, hub
 from longreach.api.http.auth import ApiKeys
 from longreach.api.service.background import BackgroundRuns
 from longreach.api.service.chat_prompt import Chat
+from longreach.api.service.document_reader import DocumentReader
 from longreach.api.service.engine_protocol import StartedEngine, StartEngine
 from longreach.api.service.grammar_check import Kind
 from longreach.api.service.grammar_compiler import GrammarCompiler
@@ -26,6 +27,10 @@ from longreach.api.service.metered_engine import MeteredEngine
 from longreach.api.service.recent_prompts import RecentPrompts
 from longreach.api.service.sampling_defaults import sampling_defaults
 from longreach.config import Settings
+from longreach.documents.beginnings import Beginnings
+from longreach.documents.counts import DocumentCounts
+from longreach.documents.documents import Documents
+from longreach.documents.uploads import Uploads
 from longreach.engine.client import EngineClient
 from longreach.engine.messages import Sampling, Started
 from longreach.engine.stats import Stats
@@ -73,13 +78,13 @@ class Service:
     """One served model. Made before the model is loaded, so that the port can already answer that it is loading.
 
     Raises:
-        ConfigError: the API keys or the store of responses cannot be used.
+        ConfigError: the API keys, the store of responses or that of documents cannot be used.
     """
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.keys = ApiKeys.of(settings)
-        self.metrics = Metrics(settings.name, self._look)
+        self.metrics = Metrics(settings.name, self._look, self._count_documents)
         self.bodies = SharedBytes(settings.max_total_body_bytes)  # of all open requests
         self.created = int(time.time())
         self.died = asyncio.Event()
@@ -92,6 +97,10 @@ class Service:
         self.grammars = GrammarCompiler(settings.max_grammar_bytes, settings.max_grammar_seconds)
         self.masks = MaskPictures()
         self.kept = KeptResponses(settings)
+        self.documents = Documents(settings)
+        self.uploads = Uploads()  # of documents
+        self.beginnings = Beginnings()  # of prompts with documents
+        self.document_reader = DocumentReader(self)
         self.background = BackgroundRuns()
         self.recent_prompts = RecentPrompts()
         # Bodies and templates, which take milliseconds, do not wait behind the texts that are encoded.
@@ -147,6 +156,7 @@ class Service:
             other_tokenizer_ids=0 if other is None else tokenizer.id_limit,
         )
         self.attach(await start_engine(self._engine_config), tokenizer, chat)
+        self.document_reader.start()
 
     def attach(self, engine: StartedEngine, tokenizer: Tokenizer, chat: Chat) -> None:
         """Take requests from now on."""
@@ -162,11 +172,13 @@ class Service:
         assert self._engine is not None
         await self._engine.stop()
         self._adopt(await start_engine(self._engine_config))
+        self.document_reader.start()
 
     def _adopt(self, engine: StartedEngine) -> None:
         self.died.clear()
         engine.on_death = self.died.set
         self._engine = MeteredEngine(engine, self.metrics)
+        self.document_reader.engine_started()
 
     def give_up(self) -> None:
         """There will be no other engine."""
@@ -282,10 +294,31 @@ class Service:
         """What the engine says of itself, if there is one and it lives."""
         return (self._engine.info, self._engine.stats) if self._engine is not None and self._engine.alive else None
 
+    def _count_documents(self) -> DocumentCounts | None:
+        """What is kept of documents, if they are."""
+        documents, reader = self.documents, self.document_reader
+        if not documents.enabled:
+            return None
+        totals = documents.totals
+        return DocumentCounts(
+            documents=totals.documents,
+            pinned=totals.pinned,
+            bytes=totals.bytes,
+            most_bytes=documents.most_bytes,
+            tokens=totals.tokens,
+            waiting=reader.waiting,
+            reads=reader.reads,
+            uses=documents.uses,
+            evicted=documents.evicted,
+            expired=documents.expired,
+        )
+
     async def stop(self) -> None:
         """Stop the engine, if it was ever started, and whatever else was."""
         await self.background.stop()
         await self.kept.stop()
+        await self.document_reader.stop()
+        await self.documents.stop()
         self.masks.stop()
         self.reading.close()
         self.encoding.close()

@@ -86,7 +86,11 @@ class PagePool:
 
     def can_reserve(self, count: int, shared: Sequence[int] = (), backed: Sequence[int] = ()) -> bool:
         """Whether `reserve` would do it."""
-        return count + sum(self._holders[page] == 0 for page in shared) + len(backed) <= self.num_available
+        return self.wanted(count, shared, backed) <= self.num_available
+
+    def wanted(self, count: int, shared: Sequence[int] = (), backed: Sequence[int] = ()) -> int:
+        """How many pages must be available for `reserve` to do it."""
+        return count + sum(self._holders[page] == 0 for page in shared) + len(backed)
 
     def reserve(self, count: int, shared: Sequence[int] = (), backed: Sequence[int] = ()) -> bool:
         """Reserve `count` pages and hold the cached pages `shared` of full groups and `backed` of windows, or change

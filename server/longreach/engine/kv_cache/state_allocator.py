@@ -8,12 +8,13 @@ a border. For that a running request has two slots. Copies are extra, and taken 
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from typing import NamedTuple
 
 from longreach.engine.kv_cache.borders import STATE_GROUP, key
+from longreach.engine.kv_cache.pinned_prompts import Tier
 from longreach.engine.kv_cache.state_borders import BorderRule
 from longreach.engine.kv_cache.state_pool import AWAY, FoundCopy, StatePool
+from longreach.engine.requests.page_hold import Sought, common_pages
 from longreach.engine.requests.request import Request
 from longreach.engine.requests.state_hold import NO_STATE, StateAt, StateHold, StateSlots
 from longreach.sizes import TILE
@@ -43,6 +44,11 @@ class StateAllocator:
         self._copies = copies
         self._rule = BorderRule() if rule is None else rule
         self._running = self._answers = 0  # requests that hold slots, and those that have left a copy in their answer
+
+    @property
+    def tier(self) -> Tier:
+        """What evicts copies."""
+        return self._pool
 
     @property
     def usage(self) -> StateUsage:
@@ -93,8 +99,7 @@ class StateAllocator:
         most = min(len(mine), len(others), new.skippable // self._size, other.skippable // self._size)
         if not self._copies or not most or mine[0] != others[0] or other.computed >= most * self._size:
             return
-        # A digest depends on all pages before: those that are equal come first.
-        depth = bisect_left(range(most), True, key=lambda page: mine[page] != others[page])
+        depth = common_pages(mine, others, most)
         self.add_border(new, depth)
         self.add_border(other, depth)
 
@@ -117,13 +122,17 @@ class StateAllocator:
             self._pin(hold, start)
         return True
 
-    def longest(self, request: Request, above: int, most: int, *, on_device: bool = False) -> FoundCopy | None:
+    def longest(self, request: Sought, above: int, most: int, *, on_device: bool = False) -> FoundCopy | None:
         """The copy of a request's longest beginning of more than `above` pages and at most `most`; see `StatePool`."""
         return self._pool.longest(request.hold.digests, above, most, on_device=on_device)
 
     def is_there(self, name: bytes, slot: int) -> bool | None:
         """As `StatePool.is_there`."""
         return self._pool.is_there(name, slot)
+
+    def is_on_device(self, digest: bytes) -> bool:
+        """Whether the device has the copy with this digest."""
+        return self._pool.lookup(digest) is not None
 
     def has(self, digest: bytes) -> bool:
         """Whether the device or the host has the copy with this digest."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 # Stands in a table for a page that its group has dropped, or that was never read for it.
 DROPPED = -1
@@ -70,6 +73,11 @@ class PageHold:
         """The ids that all groups together may still have allocated."""
         return sum(self.reserves)
 
+    @property
+    def num_ids(self) -> int:
+        """The ids that all groups together hold, or may still have allocated."""
+        return sum(len(table) - first for table, first in zip(self.tables, self.first, strict=True)) + self.reserved
+
     def held(self, groups: tuple[int, ...]) -> list[int]:
         """The ids that these groups hold, group by group."""
         if len(groups) == 1:
@@ -86,3 +94,28 @@ class PageHold:
             for place in range(first, len(table))
         ]
         return [page for _, page in sorted(places, key=lambda found: found[0])]
+
+
+def common_pages(mine: Sequence[bytes], others: Sequence[bytes], most: int = 1 << 40) -> int:
+    """How many first pages two sequences of digests share, at most `most`.
+
+    A digest depends on all pages before: those that are equal come first.
+    """
+    most = min(len(mine), len(others), most)
+    if not most or mine[0] != others[0]:
+        return 0
+    return bisect_left(range(most), True, key=lambda page: mine[page] != others[page])
+
+
+class Sought(Protocol):
+    """Whoever looks for a cached prefix: a `request.Request`, or a question about one."""
+
+    @property
+    def hold(self) -> PageHold:
+        """The digests of its pages."""
+        ...
+
+    @property
+    def skippable(self) -> int:
+        """How many of its first tokens need not be computed where they are cached."""
+        ...

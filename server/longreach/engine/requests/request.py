@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from longreach.engine.messages import FinishReason, Generate, Logprob
+from longreach.engine.requests.awaited import Awaited
 from longreach.engine.requests.measurements import Measurements
 from longreach.engine.requests.page_hold import PageHold
 from longreach.engine.requests.prompt_lookup import PromptLookup
@@ -60,6 +61,7 @@ class Request:
             while it waits.
         preempted: it had to give its pages back once.
         waited: seconds from its arrival to its first step, once that has begun.
+        awaited: since when it waits for what comes back from host memory or disk, if it does.
         scored: of how many of its prompt's first tokens the log-probabilities are, or are being, computed.
         logprobs: log-probabilities by position, from when they are computed to when they are told.
         measured: what its attention policy has left out, so far as that is measured.
@@ -80,6 +82,7 @@ class Request:
     seq_slot: int = -1
     preempted: bool = False
     waited: float | None = None
+    awaited: Awaited | None = None
     finish_reason: FinishReason | None = None
     scored: int = 1
     logprobs: dict[int, Logprob] = field(default_factory=dict)

@@ -63,7 +63,7 @@ class StepBudget:
         seconds = math.inf
         if not all(chunk.request.spec.flexible for chunk in streams):
             work = Work.of_step((chunk.start, chunk.length, chunk.visible) for chunk in streams)
-            seconds = seconds_for_prompts(work, step_time.cost, limits.max_itl) / step_time.caution
+            seconds = seconds_for_prompts(step_time.cost.seconds(work), limits.max_itl) / step_time.caution
         return cls(
             tokens=limits.max_batched_tokens - sum(chunk.length for chunk in streams),
             seconds=seconds,
@@ -147,6 +147,7 @@ class ChunkSizer:
         )
 
 
-def seconds_for_prompts(streams: Work, cost: StepCost, max_itl: float) -> float:
-    """How long the prompts' chunks may take in a step beside `streams`, so that these get a token every `max_itl`."""
-    return max(_HEADROOM * max_itl - cost.seconds(streams), _LEAST_SHARE * max_itl)
+def seconds_for_prompts(beside: float, max_itl: float) -> float:
+    """How long the prompts' chunks may take in a step that takes `beside` without them, so that its answers get a token
+    every `max_itl`."""
+    return max(_HEADROOM * max_itl - beside, _LEAST_SHARE * max_itl)

@@ -50,7 +50,7 @@ class RunQueue:
             return True
         if self.next.is_blocked:
             return False
-        if not self._free_slots or not self._allocator.reserve(request, self._first_reservation(request)):
+        if not self._free_slots or not self._allocator.reserve(request, self.first_reservation(request)):
             self.next.block(request)
             return False
         del self.waiting[request.id]
@@ -82,6 +82,12 @@ class RunQueue:
                 return False
         return True
 
+    def first_reservation(self, request: Request) -> int:
+        """Tokens for which a request has to have room when it is let in."""
+        if request.preempted:
+            return request.max_length
+        return min(request.max_length, request.prompt_tokens + self.limits.promised_tokens)
+
     def release(self, request: Request, keep_until: float | None = None) -> None:
         """Take everything back from a running request, which leaves; `keep_until` as for `PageAllocator.free`."""
         del self.running[request.id]
@@ -109,17 +115,12 @@ class RunQueue:
         self.release(victim, now + self.limits.resume_seconds)
         victim.computed = victim.redo = 0
         victim.preempted = True
+        victim.awaited = None
         self.preemptions += 1
         self.waiting[victim.id] = victim
 
     def _has_room(self, request: Request) -> bool:
-        return bool(self._free_slots) and self._allocator.can_reserve(request, self._first_reservation(request))
-
-    def _first_reservation(self, request: Request) -> int:
-        """Tokens for which a request has to have room when it is let in."""
-        if request.preempted:
-            return request.max_length
-        return min(request.max_length, request.prompt_tokens + self.limits.promised_tokens)
+        return bool(self._free_slots) and self._allocator.can_reserve(request, self.first_reservation(request))
 
     def _may_be_preempted(self, request: Request) -> bool:
         return self._allocator.reserved_tokens(request) < request.max_length

@@ -21,12 +21,15 @@ from itertools import chain
 from longreach.engine.cost_model import StepCost, StepTime
 from longreach.engine.kv_cache.allocator import PageAllocator
 from longreach.engine.kv_cache.offload_index import CacheMoves
+from longreach.engine.requests.awaited import Awaited
 from longreach.engine.requests.prompt_lookup import MAX_DRAFTS
 from longreach.engine.requests.request import Request
 from longreach.engine.requests.step_plan import Chunk, StepPlan
+from longreach.engine.scheduling.answer_lengths import AnswerLengths
 from longreach.engine.scheduling.chunk_size import ChunkSizer, StepBudget
 from longreach.engine.scheduling.limits import Limits
 from longreach.engine.scheduling.priority import rank, seniority
+from longreach.engine.scheduling.restore_time import RestoreTime
 from longreach.engine.scheduling.run_queue import RunQueue
 
 # How long a request waits for the disk while nobody knows what a step costs.
@@ -45,6 +48,9 @@ class Scheduler:
         self.allocator = allocator
         self._prefixes, self._held, self._states = allocator.prefixes, allocator.held, allocator.states
         self.step_time = StepTime()
+        self.answer_lengths = AnswerLengths()
+        self.restore_time = RestoreTime()
+        self._now = 0.0
         self._queue = RunQueue(allocator, limits)
         self.waiting, self.running = self._queue.waiting, self._queue.running
         self._in_flight: list[StepPlan] = []
@@ -103,6 +109,8 @@ class Scheduler:
                 self.allocator.commit(request, chunk.start, end, in_flight=True)
             self.allocator.leave(request, end, in_flight=in_flight)
             self._queue.release(request, now + self.limits.resume_seconds)
+            if request.known > request.prompt_tokens:  # its caller has found the answer's end
+                self.answer_lengths.note(request.known - request.prompt_tokens)
             return request
         if (request := self.waiting.pop(request_id, None)) is not None:
             self.allocator.forget(request)
@@ -115,6 +123,7 @@ class Scheduler:
 
     def plan(self, now: float = 0.0) -> StepPlan | None:
         """Decide the next step, or None when there is nothing to compute before the step in flight is settled."""
+        self._now = now
         self.allocator.expire(now)
         streams = self._streams(now) if self._queue.give_way(now, in_flight=bool(self._in_flight)) else None
         if streams is None:
@@ -163,6 +172,7 @@ class Scheduler:
                 self._queue.next.unblock()  # who waits may need fewer pages now
             self._held.drop(request, end)
             if request.finish_reason is not None:
+                self.answer_lengths.note(request.known - request.prompt_tokens)
                 self.allocator.leave(request, end)
                 self._queue.release(request)
 
@@ -178,6 +188,19 @@ class Scheduler:
     def moves_failed(self, moves: CacheMoves) -> list[Request]:
         """The copies of pages for the next step failed; the requests that cannot go on without them."""
         return self.allocator.moves_failed(moves, list(self.running.values()))
+
+    @property
+    def num_free_slots(self) -> int:
+        """How many more requests may run."""
+        return self.limits.max_num_seqs - len(self.running)
+
+    def first_reservation(self, request: Request) -> int:
+        """Tokens for which a request has to have room when it is let in."""
+        return self._queue.first_reservation(request)
+
+    def unread(self) -> list[tuple[Request, int]]:
+        """The requests whose prompts are not read to their ends, and up to where each is computed or cached."""
+        return [(request, self._prefixes.lookup(request)) for request in (*self._reading(), *self.waiting.values())]
 
     def check(self) -> None:
         """Assert that pages and requests agree."""
@@ -220,7 +243,7 @@ class Scheduler:
 
     def _prompts(self, streams: list[Chunk]) -> list[Chunk]:
         """Chunks of prompts for what the `streams` leave of a step; lets requests in whose turn has come."""
-        requests = [request for request in self.running.values() if not request.is_answering and request.wanted > 1]
+        requests = self._reading()
         if not self._queue.next.is_blocked:
             requests += self.waiting.values()
         if not requests:
@@ -250,7 +273,7 @@ class Scheduler:
             stop = self._prefixes.first_of(in_flight, request, start, start + most)
             length, fills_step = sizer.length(request, stop, left)
             if length:
-                self._prefixes.goes_on(request)
+                self._goes_on(request)
                 chunks.append(self._chunk(request, length))
                 in_flight.update(self._prefixes.digests(request, start, start + length))
                 if self._states is not None and self._leaves_copies(chunks[-1]):
@@ -259,6 +282,10 @@ class Scheduler:
             if fills_step:
                 break
         return chunks
+
+    def _reading(self) -> list[Request]:
+        """Running requests whose prompts are being read."""
+        return [request for request in self.running.values() if not request.is_answering and request.wanted > 1]
 
     def _digests_in_flight(self) -> set[bytes]:
         """Of the pages that the steps in flight compute: whoever else wants these waits for them."""
@@ -278,20 +305,39 @@ class Scheduler:
     def _can_compute(self, request: Request, start: int, in_flight: set[bytes]) -> bool:
         """Whether a request computes from `start` on in this step; it is let in and shares cached pages for that.
 
-        It waits where somebody else computes its next page, and while pages are brought back from the host.
+        It waits where somebody else computes its next page, and while pages come back from the host or from disk.
         """
         if self._prefixes.first_of(in_flight, request, start, start + 1) == start:
             return False
-        if self._prefixes.awaits_disk(request, self._seconds_to_read) or not self._queue.let_in(request):
+        runs = self._queue.is_running(request)
+        if not runs and self._prefixes.awaits_disk(request, self._seconds_to_read):
+            request.awaited = request.awaited or Awaited(self._now, 0, 0)
             return False
+        if not self._queue.let_in(request):
+            self._prefixes.refused(request)
+            request.awaited = None  # from here on it waits for others
+            return False
+        before = Awaited(self._now, request.hold.host_tokens, request.hold.disk_tokens)
         request.computed, waits = self._prefixes.match_prefix(request, self.limits.restored_pages)
-        return not waits
+        if waits or self._prefixes.awaits_disk(request, self._seconds_to_read):
+            request.awaited = request.awaited or before
+            return False
+        return True
 
-    def _seconds_to_read(self, tokens: int) -> float:
-        """Predicted time to compute so many first tokens of a prompt."""
+    def _goes_on(self, request: Request) -> None:
+        """A request computes: what it has waited for is there."""
+        self._prefixes.goes_on(request)
+        if (awaited := request.awaited) is not None:
+            hold, request.awaited = request.hold, None
+            self.restore_time.observe(
+                self._now - awaited.since, hold.host_tokens - awaited.host, hold.disk_tokens - awaited.disk
+            )
+
+    def _seconds_to_read(self, request: Request, start: int, end: int) -> float:
+        """Predicted time to compute tokens `start` to `end` of a prompt."""
         if (cost := self.step_time.cost) == StepCost():
             return _UNKNOWN_SECONDS
-        return cost.prefill_seconds(0, tokens, self.limits.max_batched_tokens)
+        return cost.prefill_seconds(start, end, self.limits.max_batched_tokens, request.visible)
 
     def _chunk(self, request: Request, length: int, drafts: tuple[int, ...] = ()) -> Chunk:
         self.allocator.allocate(request, request.computed + length)

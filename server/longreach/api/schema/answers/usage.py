@@ -35,7 +35,7 @@ class PartedPrompt(msgspec.Struct, frozen=True, kw_only=True):
     character: int
     message: int | None
     role: str | None
-    field: Literal["content", "reasoning_content", "tool_calls", "tools", "template", "prompt"] | None
+    field: Literal["content", "reasoning_content", "tool_calls", "tools", "template", "prompt", "document"] | None
     now: str
     before: str | None
 

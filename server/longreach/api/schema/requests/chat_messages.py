@@ -16,6 +16,7 @@ from longreach.api.schema.requests.fields import (
     invalid,
     is_deeper,
 )
+from longreach.api.schema.requests.file_parts import FILE_MEMBERS, file_text
 from longreach.util import exact_json
 
 TEXT_TYPES = {"text", "input_text", "output_text", "refusal"}
@@ -23,7 +24,9 @@ MAX_PARTS = 65536
 
 # Members that clients keep in a history, from earlier answers of this and other servers or from libraries. They change
 # no prompt. The typed decoding of long bodies skips them unread.
-HARMLESS_OF_PARTS = ("annotations", "cache_control", "id", "logprobs", "phase", "provider_options")
+HARMLESS_OF_PARTS = (
+    *("annotations", "cache_control", "id", "logprobs", "phase", "prompt_cache_breakpoint", "provider_options"),
+)
 _HARMLESS_OF_CALLS = ("cache_control", "extra_content", "index", "provider_specific_fields", "status")
 _HARMLESS_OF_FUNCTIONS = ("parsed_arguments",)
 _HARMLESS_OF_MESSAGES = (
@@ -70,7 +73,7 @@ def text_or_parts(value: object, read: Callable[[int, object], P]) -> str | list
 
 
 def _content(value: object) -> str | None:
-    """Text, as a string or in parts, which are joined by newlines."""
+    """Text, as a string or in parts, which are joined by newlines; for a file that is kept its mark stands there."""
     found = text_or_parts(value, _text)
     return "\n".join(found) if isinstance(found, list) else found
 
@@ -79,16 +82,26 @@ def _text(index: int, part: object) -> str:
     if not isinstance(part, dict) or not isinstance(part.get("type"), str):
         raise invalid("a part must be an object with a `type`", "invalid_type", at=index)
     kind = part["type"]
-    if kind not in TEXT_TYPES:
-        shown = f"only parts of the type `text` are supported, not `{kind[:64]}`"
+    if kind not in TEXT_TYPES and kind != "file":
+        shown = f"only parts of the types `text` and `file` are supported, not `{kind[:64]}`"
         raise invalid(shown, "unsupported_value", at=index)
-    member = "refusal" if kind == "refusal" else "text"
-    if not isinstance(part.get(member), str):
-        raise invalid(f"a part's `{member}` must be a string", "invalid_type", at=index)
+    member = kind if kind in ("refusal", "file") else "text"
     for name, value in part.items():
         if name not in ("type", member, *HARMLESS_OF_PARTS) and value not in (None, []):
-            raise invalid(f"a text part has no member `{name[:64]}`", "unsupported_value", at=index)
+            raise invalid(f"a part of this type has no member `{name[:64]}`", "unsupported_value", at=index)
+    if kind == "file":
+        return _file(part.get("file"), index)
+    if not isinstance(part.get(member), str):
+        raise invalid(f"a part's `{member}` must be a string", "invalid_type", at=index)
     return part[member]
+
+
+def _file(file: object, index: int) -> str:
+    if not isinstance(file, dict):
+        raise invalid("a part's `file` must be an object", "invalid_type", at=index)
+    if extra := {name for name, value in file.items() if value is not None} - FILE_MEMBERS.keys():
+        raise invalid(f"a file has no member `{min(extra)[:64]}`", "unknown_parameter", at=f"{index}.file")
+    return file_text(file, f"{index}.file")
 
 
 def parts_schema(types: Iterable[str], members: Mapping[str, Any]) -> dict[str, Any]:
@@ -107,7 +120,10 @@ def parts_schema(types: Iterable[str], members: Mapping[str, Any]) -> dict[str, 
     return {"anyOf": [{"type": "string"}, {"type": "array", "maxItems": MAX_PARTS, "items": part}, {"type": "null"}]}
 
 
-_CONTENT_SCHEMA = parts_schema(TEXT_TYPES, dict.fromkeys(HARMLESS_OF_PARTS, _SKIPPED))
+_FILE_SCHEMA = {"type": "object", "properties": FILE_MEMBERS, "additionalProperties": {"type": "null"}}
+_CONTENT_SCHEMA = parts_schema(
+    {*TEXT_TYPES, "file"}, {"file": _FILE_SCHEMA, **dict.fromkeys(HARMLESS_OF_PARTS, _SKIPPED)}
+)
 Content = Annotated[str | None, PlainValidator(_content), described(_CONTENT_SCHEMA)]
 
 

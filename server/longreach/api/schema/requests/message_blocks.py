@@ -1,4 +1,4 @@
-"""The messages of Anthropic's protocol: roles with blocks of text, reasoning, calls and their results.
+"""The messages of Anthropic's protocol: roles with blocks of text, documents, reasoning, calls and their results.
 
 A block is one model with the members of all kinds, and not a union of models: long bodies are decoded by the types of
 their fields, which a union of objects has not (see `typed_decoding`).
@@ -12,6 +12,8 @@ from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from longreach.api.schema.requests.fields import MAX_TOOLS, StrictModel, check_levels, described, invalid, located
+from longreach.api.schema.requests.file_parts import reference
+from longreach.documents.wrapping import about, wrapped
 
 MAX_BLOCKS = 65536
 
@@ -24,6 +26,7 @@ _NEEDED: dict[str, tuple[str, ...]] = {
     "tool_use": ("id", "name", "input"),
     "tool_result": ("tool_use_id",),
     "tool_reference": ("tool_name",),
+    "document": ("source",),
 }
 _ALLOWED: dict[str, frozenset[str]] = {
     "text": frozenset({"citations"}),
@@ -32,18 +35,23 @@ _ALLOWED: dict[str, frozenset[str]] = {
     "tool_use": frozenset(),
     "tool_result": frozenset({"content", "is_error"}),
     "tool_reference": frozenset(),
+    "document": frozenset({"title", "context", "citations"}),
 }
 _OF_ROLE: dict[str, frozenset[str]] = {
     "system": frozenset({"text"}),
-    "user": frozenset({"text", "tool_result"}),
+    "user": frozenset({"text", "document", "tool_result"}),
     "assistant": frozenset({"text", "thinking", "redacted_thinking", "tool_use"}),
 }
-_OF_RESULT = frozenset({"text", "tool_reference"})
-_MEDIA = frozenset({"image", "document", "search_result", "container_upload", "browser_state"})
+_OF_RESULT = frozenset({"text", "document", "tool_reference"})
+_MEDIA = frozenset({"image", "search_result", "container_upload", "browser_state"})
+_SOURCES = {"text": "data", "content": "content", "file": "file_id"}
 
 
 class BlockSource(StrictModel):
-    """Where an image or a document comes from. Blocks with one are refused by their kind."""
+    """Where a document comes from: `text` with `data`, `content` with blocks of text, or `file` with a `file_id`.
+
+    Sources of other types are refused. Images have one as well, and are refused by their kind.
+    """
 
     type: Annotated[str | None, Field(max_length=64)] = None
     media_type: Annotated[str | None, Field(max_length=256)] = None
@@ -54,7 +62,7 @@ class BlockSource(StrictModel):
 
 
 class ResultBlock(StrictModel):
-    """A block of a tool's result: `text`, or `tool_reference`, which is read as the tool's name."""
+    """A block of a tool's result: `text`, `document`, or `tool_reference`, which is read as the tool's name."""
 
     type: Annotated[str, Field(max_length=64)]
     text: str | None = None
@@ -105,7 +113,8 @@ class Block(StrictModel):
     """A block of a message.
 
     `text`, `thinking` and `redacted_thinking` (which nobody can read, and the model is not given), `tool_use` with its
-    `input`, and `tool_result`. `citations` and `cache_control` change nothing. Images and documents are refused.
+    `input`, `tool_result`, and `document` with its `source`. `citations` of texts and `cache_control` change nothing.
+    Images are refused.
     """
 
     type: Annotated[str, Field(max_length=64)]
@@ -183,6 +192,64 @@ def _check_members(block: Block | ResultBlock, kinds: frozenset[str], where: str
     missing = [name for name in _NEEDED[kind] if name not in given]
     if missing:
         raise invalid(f"a block of the type `{kind}` needs `{missing[0]}`", "missing_required_parameter")
+    if kind == "document":
+        _check_document(block)
     strange = given - _ALWAYS - {*_NEEDED[kind]} - _ALLOWED[kind]
     if strange:
         raise invalid(f"a block of the type `{kind}` has no `{min(strange)}`", "unknown_parameter")
+
+
+def _check_document(block: Block | ResultBlock) -> None:
+    source, citations = block.source, block.citations
+    if not isinstance(source, BlockSource):
+        raise invalid("a document's `source` must be an object", "invalid_type", "source")
+    if citations is not None and not (isinstance(citations, dict) and citations.get("enabled") in (None, False)):
+        why = "answers have no citations: leave `citations` out, or set its `enabled` to false"
+        raise invalid(why, "unsupported_value", "citations")
+    kind = source.type or ""
+    if kind not in _SOURCES:
+        cure = (
+            "send its text: `text` with `data`, `content` with blocks of text, or `file` with the `file_id` of a text"
+        )
+        raise invalid(f"sources of the type `{kind}` are not read here; {cure}", "unsupported_value", "source")
+    if getattr(source, _SOURCES[kind]) is None:
+        why = f"a source of the type `{kind}` needs `{_SOURCES[kind]}`"
+        raise invalid(why, "missing_required_parameter", "source")
+    if kind == "text" and source.media_type not in (None, "text/plain"):
+        raise invalid("the `media_type` of a text is `text/plain`", "unsupported_value", "source.media_type")
+    document_text(block)
+
+
+def document_text(block: Block | ResultBlock) -> str:
+    """What stands in a message for a document, whose source is one of those that are read.
+
+    A title is the name of a text that has none of its own. A file that is kept has one: there the title stands behind
+    the text, so that the prompt begins as others about the file do.
+
+    Raises:
+        PydanticCustomError: its content is no text.
+    """
+    source = block.source
+    assert isinstance(source, BlockSource), "documents are checked"
+    if source.type == "file":
+        return reference(source.file_id or "", "source.file_id") + about(block.title, block.context)
+    text = source.data or "" if source.type == "text" else _text_of_content(source.content)
+    return wrapped(text, block.title) + about(None, block.context)
+
+
+def _text_of_content(content: object) -> str:
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise invalid("must be a string or a list of blocks", "invalid_type", "source.content")
+    texts: list[str] = []
+    for number, block in enumerate(content):
+        text = block.get("text") if isinstance(block, dict) and block.get("type") == "text" else None
+        if not isinstance(text, str):
+            raise invalid(
+                "blocks of a document must be of the type `text`, with a `text`",
+                "unsupported_value",
+                f"source.content.{number}",
+            )
+        texts.append(text)
+    return "\n".join(texts)

@@ -9,7 +9,13 @@ from typing import Literal
 
 from longreach.api.schema.requests.chat_messages import CalledFunction, Message, ToolCall
 from longreach.api.schema.requests.fields import MAX_TOOLS, invalid, located
-from longreach.api.schema.requests.message_blocks import Block, SystemBlock, TurnMessage
+from longreach.api.schema.requests.message_blocks import (
+    Block,
+    ResultBlock,
+    SystemBlock,
+    TurnMessage,
+    document_text,
+)
 
 # Claude Code begins its system prompt with a line for whoever bills. It differs from request to request in some
 # versions, and would keep all prompts from sharing a prefix in the cache. Anthropic's own servers take it out, too.
@@ -48,7 +54,8 @@ def _said(role: Literal["system", "user", "assistant"], blocks: Iterable[Block])
     texts: list[str] = []
     for block in blocks:
         if block.type != "tool_result":
-            texts += [] if (block.text or "").startswith(_BILLING) else [block.text or ""]
+            text = _text(block)
+            texts += [] if text.startswith(_BILLING) else [text]
             continue
         if texts:
             yield Message(role=role, content="\n".join(texts))
@@ -59,8 +66,15 @@ def _said(role: Literal["system", "user", "assistant"], blocks: Iterable[Block])
 
 
 def _result(block: Block) -> str:
-    texts = [(one.tool_name if one.type == "tool_reference" else one.text) or "" for one in block.content or ()]
+    texts = [_text(one) for one in block.content or ()]
     return ("Error: " if block.is_error else "") + "\n".join(texts)
+
+
+def _text(block: Block | ResultBlock) -> str:
+    """What a block says; for a file that is kept its mark stands there."""
+    if block.type == "document":
+        return document_text(block)
+    return (block.tool_name if isinstance(block, ResultBlock) and block.type == "tool_reference" else block.text) or ""
 
 
 def _answer(blocks: Sequence[Block]) -> Message:

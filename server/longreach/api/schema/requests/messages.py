@@ -9,6 +9,7 @@ from pydantic import AfterValidator, Field, PrivateAttr, model_validator
 
 from longreach.api.schema.requests.chat_messages import Message
 from longreach.api.schema.requests.chat_turn import ChatTurn
+from longreach.api.schema.requests.document_field import DocumentField
 from longreach.api.schema.requests.fields import (
     MAX_MESSAGES,
     MAX_PROMPT_TOKENS,
@@ -225,7 +226,7 @@ class MessageRequest(SamplingFields, PromptFields, harmless("messages")):
         return None if self.metadata is None else self.metadata.user_id
 
 
-class CountTokensRequest(PromptFields, harmless("count_tokens")):
+class CountTokensRequest(PromptFields, DocumentField, harmless("count_tokens")):
     """Count the tokens of the prompt that a message would have."""
 
     model: str = Field(min_length=1, max_length=256, description="A name of the served model.")

@@ -8,15 +8,19 @@ from pydantic import Field, PlainValidator, TypeAdapter, model_validator
 
 from longreach.api.schema.requests.chat_messages import parts_schema, text_or_parts
 from longreach.api.schema.requests.fields import MAX_MESSAGES, StrictModel, described, invalid
+from longreach.api.schema.requests.file_parts import FILE_MEMBERS, file_text
 
 Part = dict[str, Any]
 
 MESSAGE_TYPES = frozenset({"text", "input_text", "output_text"})
 CALL_TYPES = frozenset({"function_call", "custom_tool_call"})
 OUTPUT_TYPES = frozenset({"function_call_output", "custom_tool_call_output"})
-_PART_TYPES = MESSAGE_TYPES | {"reasoning_text", "summary_text", "refusal"}
+_TEXT_TYPES = MESSAGE_TYPES | {"reasoning_text", "summary_text", "refusal"}
+_FILE = "input_file"
 # Members of a part that say nothing to a model.
 _OF_PART = {"annotations": {}, "logprobs": {}, "parsed": {}, "cache_control": {}, "prompt_cache_breakpoint": {}}
+# Of a file, too: how its pages would be drawn, and what keeps it from being read here.
+_OF_FILE = {**FILE_MEMBERS, "file_url": {"type": "string"}, "detail": {}}
 
 # The members that an item of each type needs, and those that it may have. Every item may have an `id` and a `status`.
 _MEMBERS: dict[str, tuple[frozenset[str], frozenset[str]]] = {
@@ -33,16 +37,18 @@ _ASYNC = {"async", "async_"}  # of calls: the second is how openai-python dumps 
 
 
 def _parts(value: object) -> str | list[Part] | None:
-    """A text, or a list of parts, each of which has a text."""
+    """A text, or a list of parts, each of which is a text or a file."""
     return text_or_parts(value, _part)
 
 
 def _part(number: int, part: object) -> Part:
     if not isinstance(part, dict) or not isinstance(part.get("type"), str):
         raise invalid("a part must be an object with a `type`", "invalid_type", at=number)
-    if part["type"] not in _PART_TYPES:
+    if part["type"] == _FILE:
+        return _file(number, part)
+    if part["type"] not in _TEXT_TYPES:
         shown = part["type"][:64]
-        raise invalid(f"only parts with text are supported, not `{shown}`", "unsupported_value", at=number)
+        raise invalid(f"only parts with text and files are supported, not `{shown}`", "unsupported_value", at=number)
     member = "refusal" if part["type"] == "refusal" else "text"
     if not isinstance(part.get(member), str):
         raise invalid(f"a part's `{member}` must be a string", "invalid_type", at=number)
@@ -52,7 +58,18 @@ def _part(number: int, part: object) -> Part:
     return {"type": part["type"], member: part[member]}
 
 
-_PARTS_SCHEMA = parts_schema(_PART_TYPES, _OF_PART)
+def _file(number: int, part: Part) -> Part:
+    given = {name: value for name, value in part.items() if value is not None}
+    if "file_url" in given:
+        why = "`file_url` is not supported: this server fetches nothing; send `file_data`, or a `file_id` of /v1/files"
+        raise invalid(why, "unsupported_value", at=number)
+    if extra := given.keys() - {"type"} - _OF_FILE.keys() - _OF_PART.keys():
+        raise invalid(f"a file has no member `{min(extra)[:64]}`", "unsupported_value", at=number)
+    file_text(given, number)
+    return {"type": _FILE, **{name: given[name] for name in FILE_MEMBERS if name in given}}
+
+
+_PARTS_SCHEMA = parts_schema(_TEXT_TYPES | {_FILE}, {**_OF_FILE, **_OF_PART})
 Parts = Annotated[str | list[Part] | None, PlainValidator(_parts), described(_PARTS_SCHEMA)]
 
 
@@ -99,6 +116,10 @@ class InputItem(StrictModel):
             raise invalid(f"an item of the type {self.type} needs `{missing[0]}`", "missing_required_parameter")
         if extra := sorted(given - needed - allowed - _ANYWHERE):
             raise invalid(f"an item of the type {self.type} has no `{extra[0]}`", "unknown_parameter")
+        if self.role == "assistant" or self.type == "reasoning":
+            parts = [part for one in (self.content, self.summary) if isinstance(one, list) for part in one]
+            if any(part["type"] == _FILE for part in parts):
+                raise invalid("what the model has said cannot have files", "unsupported_value")
         if self.encrypted_content:
             raise invalid(
                 "`encrypted_content` is another server's and cannot be read here; leave the item out",
@@ -126,14 +147,20 @@ def _in_parts(parts: str | list[Part] | None, kind: str) -> list[Part]:
     more: Part = {"annotations": []} if kind == "output_text" else {}
     if parts is None or isinstance(parts, str):
         return [{"type": kind, "text": parts, **more}] if parts else []
-    return [part if part["type"] == "refusal" else {**part, "type": kind, **more} for part in parts]
+    return [part if part["type"] in ("refusal", _FILE) else {**part, "type": kind, **more} for part in parts]
 
 
 def text_of(parts: str | list[Part] | None) -> str:
-    """The text of parts, which are joined by newlines."""
+    """The text of parts, which are joined by newlines; for a file that is kept its mark stands there."""
     if parts is None or isinstance(parts, str):
         return parts or ""
-    return "\n".join(part["refusal"] if part["type"] == "refusal" else part["text"] for part in parts)
+    return "\n".join(map(_text, parts))
+
+
+def _text(part: Part) -> str:
+    if part["type"] == _FILE:
+        return file_text(part)
+    return part["refusal"] if part["type"] == "refusal" else part["text"]
 
 
 _ITEMS = TypeAdapter(list[InputItem])

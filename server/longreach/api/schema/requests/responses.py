@@ -9,6 +9,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from longreach.api.schema.requests.chat_messages import Message
 from longreach.api.schema.requests.chat_turn import ChatTurn
+from longreach.api.schema.requests.document_field import DocumentField
 from longreach.api.schema.requests.fields import (
     MAX_PROMPT_TOKENS,
     MAX_TOP_LOGPROBS,
@@ -214,7 +215,7 @@ class ResponseRequest(SamplingFields, ConversationFields, harmless("responses"))
         return self.top_logprobs or 0
 
 
-class InputTokensRequest(ConversationFields):
+class InputTokensRequest(ConversationFields, DocumentField):
     """Count the tokens of the prompt that a response would read."""
 
     model: Annotated[str | None, Field(min_length=1, max_length=256)] = None

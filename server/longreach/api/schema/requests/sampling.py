@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, PlainValidator
 
 from longreach.api.schema.requests.attention_field import Attention
+from longreach.api.schema.requests.document_field import DocumentField
 from longreach.api.schema.requests.fields import (
     MAX_ALL_STOP_CHARACTERS,
     MAX_BAD_WORDS,
@@ -28,6 +29,8 @@ from longreach.api.schema.requests.fields import (
     token_ids,
 )
 from longreach.engine.messages import Sampling
+
+MAX_DEADLINE_MS = 24 * 60 * 60 * 1000
 
 
 def _stop_token_ids(value: object) -> list[int]:
@@ -77,7 +80,7 @@ _ALLOWED_IDS_SCHEMA = {**TOKEN_IDS_SCHEMA, "type": ["array", "null"], "maxItems"
 _STOP_IDS_SCHEMA = {**TOKEN_IDS_SCHEMA, "type": ["array", "null"], "minItems": 0, "maxItems": MAX_STOPS}
 
 
-class ServingFields(StrictModel):
+class ServingFields(DocumentField):
     """How one request is served: not what it answers, but when, and from which cache."""
 
     model: str = Field(min_length=1, max_length=256, description="A name of the served model.")
@@ -92,6 +95,14 @@ class ServingFields(StrictModel):
             "are `default`."
         ),
         json_schema_extra={"enum": [*_TIERS]},
+    )
+    deadline_ms: int | None = Field(
+        None,
+        ge=1,
+        le=MAX_DEADLINE_MS,
+        description=(
+            "Milliseconds from the request's arrival to its first token. What cannot be met is refused at once."
+        ),
     )
     cache_salt: Annotated[str, or_default("")] = Field(
         "", max_length=256, description="Only requests with the same salt share cached prefixes."
