@@ -89,7 +89,8 @@ class ReadAhead:
         self._attention = attention
         self._cache_salt = cache_salt
         self._caller = caller
-        self._name = name or f"read-{uuid.uuid4().hex}"
+        # Another reading of the same prompt may follow while the engine still tells of this one.
+        self._name = f"{name or 'read'}-{uuid.uuid4().hex}"
         self._requests = 0
         self._engine: Engine | None = None  # that has read what was sent
         self._ids = array("i")
