@@ -120,8 +120,9 @@ def chat(
     """
     from rich.console import Console
 
-    from longreach.chat.conversation import ChatClient, ChatError
+    from longreach.chat.conversation import ChatClient
     from longreach.chat.editing import line_reader
+    from longreach.chat.errors import ChatError
     from longreach.chat.terminal import Conversation, Terminal
 
     try:

@@ -14,6 +14,8 @@ LongreachError
     ├── BodyTooLargeError         413
     ├── MediaTypeError            415
     ├── OverloadedError           429, with Retry-After
+    ├── DeadlineRefusedError      429, `deadline_cannot_be_met`
+    ├── DeadlineExceededError     504, `deadline_exceeded`
     ├── HttpError                 4xx of HTTP itself: no such URL, not that method, no HTTP at all
     ├── InternalError             500, without internals; the request id finds the log line
     └── UnavailableError          503: loading, draining, or a process that is needed is gone
@@ -211,6 +213,54 @@ class OverloadedError(ApiError):
 
     def __init__(self, message: str, retry_after: int, code: str = "queue_full") -> None:
         super().__init__(message, code=code, headers={"Retry-After": _retry_after(retry_after)})
+
+
+class DeadlineRefusedError(ApiError):
+    """The first token cannot come by the request's deadline, as far as can be predicted.
+
+    Where an empty queue would do, the header says when that may be; clients do not send it again unasked.
+    """
+
+    status = 429
+    type = "rate_limit_error"
+
+    def __init__(self, deadline_ms: int, predicted: float, alone: float, retry_after: int | None) -> None:
+        """Times are in seconds from the request's arrival: in the present queue, and without one."""
+        if retry_after is None:
+            why = f"without a queue it takes {alone:.2f} seconds. Allow more time, or shorten what is not cached"
+        else:
+            why = f"without a queue it takes {alone:.2f} seconds. Allow more time, or come again later"
+        super().__init__(
+            f"`deadline_ms`: the first token cannot come within {deadline_ms} ms: it is predicted in {predicted:.2f} "
+            f"seconds; {why}.",
+            param="deadline_ms",
+            code="deadline_cannot_be_met",
+            extra={
+                "deadline_ms": deadline_ms,
+                "predicted_ms": round(1000 * predicted),
+                "predicted_alone_ms": round(1000 * alone),
+            },
+            headers={
+                "x-should-retry": "false",
+                **({} if retry_after is None else {"Retry-After": _retry_after(retry_after)}),
+            },
+        )
+
+
+class DeadlineExceededError(ApiError):
+    """The first token has not come by the request's deadline. Nothing goes on for it."""
+
+    status = 504
+    type = "timeout_error"
+
+    def __init__(self, deadline_ms: int) -> None:
+        super().__init__(
+            f"`deadline_ms`: the first token has not come within {deadline_ms} ms; the request has been ended.",
+            param="deadline_ms",
+            code="deadline_exceeded",
+            extra={"deadline_ms": deadline_ms},
+            headers={"x-should-retry": "false"},
+        )
 
 
 class InternalError(ApiError):

@@ -11,10 +11,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 
+from longreach.documents.counts import DocumentCounts
 from longreach.engine.messages import AttentionUse, DecodeUse, Started
 from longreach.engine.stats import DiskStats, Stats
 
@@ -68,9 +70,15 @@ class Timeline:
 
 
 class Metrics:
-    """All metrics of one server. `look` gives what the engine says of itself, None where there is no engine."""
+    """All metrics of one server. `look` gives what the engine says of itself, None where there is no engine;
+    `documents` what is kept of documents, None where none are."""
 
-    def __init__(self, model_name: str, look: Callable[[], tuple[Started, Stats] | None]) -> None:
+    def __init__(
+        self,
+        model_name: str,
+        look: Callable[[], tuple[Started, Stats] | None],
+        documents: Callable[[], DocumentCounts | None] = lambda: None,
+    ) -> None:
         self._registry = CollectorRegistry()
         self._names = (model_name, _ENGINE)
         self._tokens = {
@@ -118,6 +126,12 @@ class Metrics:
             ("status", "end"),
             registry=self._registry,
         )
+        self._deadlines = Counter(
+            "longreach:deadlines",
+            "Requests with a deadline to the first token: refused, or by answer met or exceeded.",
+            (*_LABELS, "outcome"),
+            registry=self._registry,
+        )
         self._attention = {
             name: Histogram(
                 f"longreach:attention_{name}", text, (*_LABELS, "policy"), buckets=_SHARES, registry=self._registry
@@ -140,6 +154,7 @@ class Metrics:
             )
         }
         self._registry.register(_EngineCollector(self._names, look))
+        self._registry.register(_DocumentCollector(self._names, documents))
         ProcessCollector(registry=self._registry)
 
     def scrape(self) -> bytes:
@@ -203,6 +218,10 @@ class Metrics:
         if use.sampled:
             self._attention["decode_kept_mass"].labels(*labels).observe(use.kept_mean)
             self._attention["decode_kept_mass_min"].labels(*labels).observe(use.kept_least)
+
+    def deadline(self, outcome: Literal["refused", "met", "exceeded"]) -> None:
+        """What has come of a deadline."""
+        self._deadlines.labels(*self._names, outcome).inc()
 
     def http(self, status: int | None, end: str | None) -> None:
         """An HTTP request ended."""
@@ -336,3 +355,39 @@ class _EngineCollector:
         family = GaugeMetricFamily(name, text, labels=_LABELS)
         family.add_metric(self._names, value)
         return family
+
+
+class _DocumentCollector:
+    """What is kept of documents, looked up when it is asked for."""
+
+    def __init__(self, names: tuple[str, str], look: Callable[[], DocumentCounts | None]) -> None:
+        self._names = names
+        self._look = look
+
+    def collect(self) -> Iterator[Metric]:
+        """See `prometheus_client.registry.Collector`."""
+        counts = self._look()
+        if counts is None:
+            return
+        documents = GaugeMetricFamily("longreach:documents", "Kept documents.", labels=(*_LABELS, "pinned"))
+        for pinned, count in (("true", counts.pinned), ("false", counts.documents - counts.pinned)):
+            documents.add_metric((*self._names, pinned), count)
+        yield documents
+        for name, text, value in (
+            ("bytes", "Bytes of kept documents.", counts.bytes),
+            ("most_bytes", "Bytes that kept documents may take.", counts.most_bytes),
+            ("tokens", "Tokens of kept documents.", counts.tokens),
+            ("waiting", "Kept documents that wait to be read.", counts.waiting),
+        ):
+            gauge = GaugeMetricFamily(f"longreach:document_{name}", text, labels=_LABELS)
+            gauge.add_metric(self._names, value)
+            yield gauge
+        for name, text, value in (
+            ("reads", "Documents that were read ahead.", counts.reads),
+            ("uses", "Requests that began with a kept document.", counts.uses),
+            ("evictions", "Documents that made room for others.", counts.evicted),
+            ("expirations", "Documents whose time had come.", counts.expired),
+        ):
+            counter = CounterMetricFamily(f"longreach:document_{name}", text, labels=_LABELS)
+            counter.add_metric(self._names, value)
+            yield counter

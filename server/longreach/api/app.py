@@ -18,6 +18,8 @@ from longreach.api.endpoints import (
     chat,
     completions,
     documents,
+    estimate,
+    files,
     messages,
     playground,
     responses,
@@ -53,7 +55,8 @@ def create_app(service: Service) -> FastAPI:
         telemetry={"auto_configure": True, "metrics": False, "logs": False, "exclude": _is_quiet},
     )
     app.state.service = service
-    routed = (completions, chat, responses, stored_responses, messages, documents, tokenize, attention_policies, status)
+    chats = (completions, chat, responses, stored_responses, messages)
+    routed = (*chats, documents, files, estimate, tokenize, attention_policies, status)
     for module in (*routed, reference):
         app.include_router(module.router)
     page = playground.page_files() if service.settings.playground else {}

@@ -10,13 +10,12 @@ from typing import Any
 import httpx2 as httpx
 import orjson
 
+from longreach.chat.errors import ChatError, refusal
+from longreach.chat.kept_documents import KeptDocuments
+
 _TIMEOUT = httpx.Timeout(10, read=600)
 
-Message = dict[str, str]  # role and content
-
-
-class ChatError(Exception):
-    """The server is not there, or refused or broke off a turn; the message is for the person at the terminal."""
+Message = dict[str, Any]  # role and content
 
 
 @dataclass(frozen=True)
@@ -69,6 +68,8 @@ class Finished:
 class ChatClient:
     """A server and the model that it serves; `description` is what the server says of the model, if it does.
 
+    `documents` are those that the server keeps.
+
     Raises:
         ChatError: no such server answers at `url`, or it does not take the key.
     """
@@ -83,10 +84,11 @@ class ChatClient:
         headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
         self._clock = clock
         self._http = httpx.Client(base_url=url, headers=headers, timeout=_TIMEOUT, transport=transport)
+        self.documents = KeptDocuments(self._http)
         try:
             answer = self._http.get("/v1/models")
             if answer.status_code != 200:
-                raise ChatError(f"{url}: {_refusal(answer)}")
+                raise ChatError(f"{url}: {refusal(answer)}")
             [model, *_] = answer.json()["data"]
             self.model: str = model["id"]
             self.max_model_len: int | None = model.get("max_model_len")
@@ -124,7 +126,7 @@ class ChatClient:
             with self._http.stream("POST", "/v1/chat/completions", json=body) as response:
                 if response.status_code != 200:
                     response.read()
-                    raise ChatError(_refusal(response))
+                    raise ChatError(refusal(response))
                 yield from self._events(response)
         except httpx.HTTPError as error:
             raise ChatError(f"the server went away: {error or type(error).__name__}") from None
@@ -164,10 +166,3 @@ def _attention(usage: dict[str, Any]) -> AttentionTold | None:
         return None
     kept = told.get("kept_mass") or {}
     return AttentionTold(told["density"], kept.get("mean"), kept.get("min"))
-
-
-def _refusal(response: httpx.Response) -> str:
-    try:
-        return response.json()["error"]["message"]
-    except (ValueError, LookupError, TypeError):
-        return f"the server answered {response.status_code} without an error object"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from longreach.chat.terminal import COMMANDS
 
-_FILE = "/file "
+_WITH_PATHS = ("/file ", "/upload ")
 _SPECIAL = frozenset(" \t'\"\\")
 
 
@@ -38,9 +38,10 @@ def _nth_completion(line: str, n: int) -> str | None:
 
 
 def completions(line: str) -> list[str]:
-    """What `line` may become: a command, or behind `/file` the path of a file or a folder that is there."""
-    if line.startswith(_FILE):
-        return [_FILE + path for path in _paths(line.removeprefix(_FILE).lstrip())]
+    """What `line` may become: a command, or behind `/file` and `/upload` the path of what is there."""
+    for command in _WITH_PATHS:
+        if line.startswith(command):
+            return [command + path for path in _paths(line.removeprefix(command).lstrip())]
     return [command for command in COMMANDS if line and command.startswith(line)]
 
 
@@ -59,7 +60,7 @@ def _paths(typed: str) -> list[str]:
 
 
 def _quoted(path: str, quote: str, *, is_folder: bool) -> str:
-    """A path as `/file` reads it. The quotes of a folder stay open, for what follows."""
+    """A path as commands read it. The quotes of a folder stay open, for what follows."""
     if not quote and _SPECIAL & set(path):
         quote = "'" if '"' in path else '"'
     return quote + path + (os.sep if is_folder else quote)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import shlex
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,13 +13,22 @@ from pydantic_core import PydanticCustomError
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from longreach.chat.conversation import ChatClient, ChatError, Finished, Message, Reading, Words
+from longreach.chat.conversation import ChatClient, Finished, Message, Reading, Words
+from longreach.chat.document_commands import COMMANDS as DOCUMENT_COMMANDS
+from longreach.chat.document_commands import DocumentCommands
+from longreach.chat.errors import ChatError
+from longreach.chat.kept_documents import KeptDocument
+from longreach.chat.paths import paths_of
 from longreach.errors import quoted
 from longreach.policies.parse import policy_of
 
-COMMANDS = ("/file ", "/policy ", "/clear", "/help", "/quit")
+COMMANDS = ("/file ", *DOCUMENT_COMMANDS, "/policy ", "/clear", "/help", "/quit")
 HELP = """\
 /file PATH   put a text file in front of the next message; the tab key completes the path
+/upload PATH let the server keep a text file, which it reads once, and put it in front of the next message
+/documents   list what the server keeps
+/use NAME    put a kept document, by its name or id, in front of the next message
+/forget NAME delete a kept document from the server
 /policy P    attention policy: window:4096:4, dynamic:0.95, dense, or JSON; alone: show it
 /clear       begin a new conversation
 /help        show this
@@ -31,18 +39,19 @@ MAX_FILE_BYTES = 32 * 2**20
 
 
 class Conversation:
-    """Messages so far, and the files that wait for the next one."""
+    """Messages so far, and the files and kept documents that wait for the next one."""
 
     def __init__(self, system: str | None = None) -> None:
         self._system = system
         self.messages: list[Message] = []
         self.files: list[str] = []
+        self.documents: list[KeptDocument] = []
         self.clear()
 
     def clear(self) -> None:
         """Begin anew."""
         self.messages = [] if self._system is None else [{"role": "system", "content": self._system}]
-        self.files = []
+        self.files, self.documents = [], []
 
     def attach(self, path: Path) -> int:
         """Read a text file for the next message; the number of its characters.
@@ -66,9 +75,13 @@ class Conversation:
         return len(text)
 
     def say(self, text: str) -> None:
-        """Add a message, behind the files that wait for it."""
-        self.messages.append({"role": "user", "content": "\n\n".join([*self.files, text])})
-        self.files = []
+        """Add a message, behind the kept documents and the files that wait for it."""
+        content: Any = "\n\n".join([*self.files, text])
+        if self.documents:
+            named = [{"type": "file", "file": {"file_id": document.id}} for document in self.documents]
+            content = [*named, {"type": "text", "text": content}]
+        self.messages.append({"role": "user", "content": content})
+        self.files, self.documents = [], []
 
     def unsay(self) -> None:
         """Take back a message that was not answered."""
@@ -99,6 +112,7 @@ class Terminal:
         self._read = read
         self._max_tokens = max_tokens
         self._policy: Any = None  # the server's default
+        self._documents = DocumentCommands(client.documents, conversation, console)
 
     def run(self) -> None:
         """Go on until `/quit` or the end of what is read."""
@@ -130,8 +144,10 @@ class Terminal:
         elif command == "/file":
             if not argument.strip():
                 raise ChatError("/file needs a path: /file book.txt")
-            for path in _paths(argument.strip()):
+            for path in paths_of(argument.strip(), command):
                 self._note(f"{path.name}: {self._conversation.attach(path)} characters, in front of the next message")
+        elif self._documents.does(command, argument.strip()):
+            return
         elif command == "/policy":
             self._set_policy(argument.strip())
         elif line.startswith("/"):
@@ -211,17 +227,6 @@ class Terminal:
 
     def _note(self, text: str) -> None:
         self._console.print(text, style="dim", markup=False, highlight=False, soft_wrap=True)
-
-
-def _paths(argument: str) -> list[Path]:
-    """The paths that follow `/file`: one as it stands, or several as a shell reads them, with quotes."""
-    as_it_stands = Path(argument).expanduser()
-    if as_it_stands.exists():
-        return [as_it_stands]
-    try:
-        return [Path(word).expanduser() for word in shlex.split(argument)]
-    except ValueError as error:
-        raise ChatError(f"/file: {error}: {quoted(argument, 256)}") from None
 
 
 def summary(turn: Finished) -> str:

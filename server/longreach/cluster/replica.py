@@ -44,7 +44,7 @@ class Replica:
         self._name = serve.get_replica_context().replica_id.unique_id
         self._recent: OrderedDict[int, None] = OrderedDict()
         # The next request of a conversation may go to another replica, so none keeps it.
-        self._settings = Settings(**settings).model_copy(update={"responses_store": "none"})
+        self._settings = Settings(**settings).model_copy(update={"responses_store": "none", "documents": "none"})
         configure_logging(self._settings.log_level)
         self._service = Service(self._settings)
         self._app = create_app(self._service)

@@ -118,6 +118,10 @@ def refuse_unused(settings: Settings) -> None:
         lines.append(
             "--responses-store: a replica keeps no responses, as the next request may go to another one; leave it out"
         )
+    if settings.documents not in ("none", Settings.model_fields["documents"].default):
+        lines.append(
+            "--documents: a replica keeps no documents, as the next request may go to another one; leave it out"
+        )
     if settings.port == 0:
         lines.append("--port: Ray Serve listens on one port of every host; give its number")
     if lines:

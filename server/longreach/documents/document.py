@@ -32,6 +32,11 @@ def own_id(reference: str) -> str:
     return PREFIX + reference.removeprefix(FILE_PREFIX) if reference.startswith(FILE_PREFIX) else reference
 
 
+def file_id(document_id: str) -> str:
+    """The id of a document as one of OpenAI's files."""
+    return FILE_PREFIX + document_id.removeprefix(PREFIX)
+
+
 def salt_of(owner: str, own: str) -> str:
     """The prefix cache's salt of an owner's requests with the salt `own`; as `ApiKey.salt`."""
     return f"{owner}/{own}" if owner else own
@@ -80,7 +85,7 @@ class Document(NewDocument):
         expires: None for never.
         bytes: of its contents.
         tokens: of the prompt prefix that is read ahead; None before that is known.
-        digest: SHA-256 of its kind and contents in hex.
+        digest: SHA-256 of its contents in hex; empty until all of them have come.
     """
 
     id: str

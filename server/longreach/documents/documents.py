@@ -32,7 +32,9 @@ class Documents:
     Attributes:
         on_gone: called with each document that has left: deleted, expired, or evicted for others.
         totals: what is kept, as of the last change.
+        most_bytes: what they may take.
         expired, evicted: documents that left by themselves, since the start.
+        uses: requests that have used one, since the start.
 
     Raises:
         ConfigError: the file cannot be used.
@@ -43,7 +45,8 @@ class Documents:
         self._pool = WorkPool("documents", 1)
         self.on_gone: Callable[[Document], None] | None = None
         self.totals = Totals()
-        self.expired = self.evicted = 0
+        self.expired = self.evicted = self.uses = 0
+        self.most_bytes = settings.documents_bytes
         if settings.documents == "none":
             return
         path = None if settings.documents == "memory" else Path(settings.documents)
@@ -150,7 +153,9 @@ class Documents:
             used = store.use(document.owner, document.id)
             return used, store.contents(document.owner, document.id)
 
-        return await self._do(use, document.owner)
+        used = await self._do(use, document.owner)
+        self.uses += 1
+        return used
 
     async def change(self, document: Document, new: NewDocument) -> Document:
         """As `DocumentStore.change`."""

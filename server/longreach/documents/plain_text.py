@@ -15,7 +15,6 @@ HEAD_BYTES = 8
 
 _PDF = "a PDF, which is not read here; send its text, as `pdftotext` writes it"
 _IMAGE = "an image, and this server reads text alone; describe it in words, or send the text that it shows"
-_SOUND = "sound or video, and this server reads text alone; send a transcript"
 _ARCHIVE = "an archive (DOCX, XLSX, EPUB and ZIP files are), which is not opened here; send the text in it"
 
 _HEADS = (
@@ -29,8 +28,9 @@ _HEADS = (
     (b"\xff\xfe", "text in UTF-16; send it in UTF-8"),
     (b"\xfe\xff", "text in UTF-16; send it in UTF-8"),
 )
-_TREES = {"image": _IMAGE, "audio": _SOUND, "video": _SOUND}
+# By their media types. Those of sound and video are not believed: programs take TypeScript (.ts) for a video.
 _TYPES = {"application/pdf": _PDF, "application/x-pdf": _PDF, "application/zip": _ARCHIVE}
+_IMAGE_OF_TEXT = "image/svg+xml"
 
 
 class NotTextError(Exception):
@@ -49,7 +49,8 @@ class TextDecoder:
         self._decoder = codecs.getincrementaldecoder("utf-8")()
         self._bytes = 0
         kind = (media_type or "").partition(";")[0].strip().lower()
-        if (why := _TYPES.get(kind) or _TREES.get(kind.partition("/")[0])) is not None:
+        why = _IMAGE if kind.startswith("image/") and kind != _IMAGE_OF_TEXT else _TYPES.get(kind)
+        if why is not None:
             raise NotTextError(f"{self._shown} is {why}")
 
     def feed(self, data: bytes | memoryview) -> str:

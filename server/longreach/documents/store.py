@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import sqlite3
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -146,7 +146,7 @@ class DocumentStore:
             DocumentTooLargeError, DocumentQuotaError: there is no room for it; nothing has changed.
         """
         self.expire()
-        digest = digest_of(new, [contents])
+        digest = digest_of([contents])
         if (known := self._same(owner, new, digest)) is not None:
             return self._taken_up(known, new), False
         with self._db.change():
@@ -195,7 +195,7 @@ class DocumentStore:
         number, _ = self._uploading(owner, document_id)
         document = self.get(owner, document_id)
         pieces = self._db.execute("SELECT body FROM pieces WHERE document = ? ORDER BY number", (number,))
-        digest = digest_of(document, (body for (body,) in pieces))
+        digest = digest_of(body for (body,) in pieces)
         if (known := self._same(owner, document, digest)) is not None:
             self._remove("number = ?", number)
             self._db.checkpoint()
@@ -393,10 +393,12 @@ class DocumentStore:
     def _same(self, owner: str, new: NewDocument, digest: str) -> Document | None:
         """The document that has all of this already."""
         found = self._select(
-            "owner = ? AND digest = ? AND name IS ? AND use = ? AND cache_salt = ? AND attention IS ?"
-            " AND state != 'uploading' LIMIT 1",
+            "owner = ? AND digest = ? AND kind = ? AND tokenizer = ? AND name IS ? AND use = ? AND cache_salt = ?"
+            " AND attention IS ? AND state != 'uploading' LIMIT 1",
             owner,
             digest,
+            new.kind,
+            new.tokenizer,
             new.name,
             new.use,
             new.cache_salt,
@@ -483,9 +485,9 @@ class DocumentStore:
         return [_document(row) for row in rows]
 
 
-def digest_of(new: NewDocument, parts: Any) -> str:
-    """What tells a document's contents from others': its kind, tokenizer and bytes."""
-    digest = hashlib.sha256(f"{new.kind}/{new.tokenizer}/".encode())
+def digest_of(parts: Iterable[bytes]) -> str:
+    """SHA-256 of a document's contents in hex."""
+    digest = hashlib.sha256()
     for part in parts:
         digest.update(part)
     return digest.hexdigest()

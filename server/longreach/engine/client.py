@@ -164,8 +164,10 @@ class EngineClient:
         attention: AttentionPolicy = DENSE,
         *,
         max_tokens: int = 1,
+        answers: int = 1,
         priority: int = 0,
         flexible: bool = False,
+        caller: str = "",
     ) -> Looked:
         """What a request would get from the caches now, and when its first token would come. It changes nothing.
 
@@ -180,11 +182,12 @@ class EngineClient:
             look_id=0,
             prompt_tokens=len(prompt),
             max_tokens=max_tokens,
+            answers=answers,
             priority=priority,
             flexible=flexible,
             attention=attention,
         )
-        return await self._lookouts.look(question, prompt, cache_salt)
+        return await self._lookouts.look(question, prompt, cache_salt, caller)
 
     async def generate(self, request: Generate) -> AsyncGenerator[Update, None]:
         """Yield the updates of one request, which has a place by `admit`, until it has finished.

@@ -15,13 +15,15 @@ class Look(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """A question about a request that is not sent: one of `prompt_tokens` tokens, whose full pages have these
     `digests`, of 32 bytes each, one behind the other; none without a prefix cache.
 
-    `max_tokens`, `priority`, `flexible` and `attention` are those of `Generate`.
+    `max_tokens`, `priority`, `flexible` and `attention` are those of `Generate`; with so many `answers`, that share the
+    prompt.
     """
 
     look_id: int
     prompt_tokens: int
     digests: bytes = b""
     max_tokens: int = 1
+    answers: int = 1
     priority: int = 0
     flexible: bool = False
     attention: AttentionPolicy = DENSE
@@ -32,11 +34,13 @@ class Looked(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     device, `host` come back from host memory, and `disk` from disk, as far as host memory has room for what is read.
 
     Entries of the cache (pages and copies of states) take `gpu_bytes`, `host_bytes` and `disk_bytes` there, on all
-    ranks together. The request itself would hold `kv_bytes` when its prompt is read, cached pages included.
+    ranks together. The answers together hold `kv_bytes` when they have begun, cached pages of the prompt included;
+    `fits_now` says whether pages and places for them are free.
 
     Predictions are in seconds from now to the first token, None where nothing is known of what steps cost:
-    `seconds_alone` if the server did nothing else, `seconds_whole` if nothing were cached either, `seconds_now` behind
-    those `ahead` that are here and come first, and beside the answers that are being written.
+    `seconds_alone` if the server did nothing else, `seconds_whole` if nothing were cached either, `seconds_dense` if
+    attention were dense, too, and `seconds_now` behind those `ahead` that are here and come first, and beside the
+    answers that are being written.
     """
 
     look_id: int
@@ -48,9 +52,11 @@ class Looked(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     host_bytes: int = 0
     disk_bytes: int = 0
     kv_bytes: int = 0
+    fits_now: bool = True
     ahead: int = 0
     seconds_alone: float | None = None
     seconds_whole: float | None = None
+    seconds_dense: float | None = None
     seconds_now: float | None = None
 
     @property

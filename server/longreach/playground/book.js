@@ -5,11 +5,17 @@ const BINARY = new Map([["%PDF-", "a PDF"], ["PK\u0003\u0004", "an archive (EPUB
 const HEAD_BYTES = 4096;
 
 export class Book {
-  /** `remark` says what was done to the text, if anything was. */
-  constructor(name, text, remark = "") {
+  /** `remark` says what was done to the text, if anything was; `kept` is the document that the server keeps of it, or null. */
+  constructor(name, text, remark = "", kept = null) {
     this.name = name;
     this.text = text.toWellFormed(); // JSON for this server has no halves of characters
     this.remark = remark;
+    this.kept = kept;
+  }
+
+  /** A document that the server keeps, and whose text stays there. */
+  static ofKept(kept) {
+    return new Book(kept.name ?? kept.id, "", "", kept);
   }
 
   /**

@@ -10,7 +10,7 @@ const COUNT_AFTER_MS = 150;
 const CUT_MARGIN = 0.97; // tokens are not spread evenly over a text
 
 export class DocumentPanel extends EventTarget {
-  /** Fires `change` when another document is there, `counted` when its tokens are known. */
+  /** Fires `change` when another document is there, `counted` when its tokens are known, and `keep` when the server is to keep it. */
   constructor(reserve) {
     super();
     this.book = null;
@@ -24,6 +24,19 @@ export class DocumentPanel extends EventTarget {
 
   get text() {
     return this.book?.text ?? "";
+  }
+
+  /** The id of the document that the server keeps of this one, or null. */
+  get reference() {
+    return this.book?.kept?.id ?? null;
+  }
+
+  /** The server keeps this book as this document; or, where that is null, no longer. */
+  setKept(book, kept) {
+    book.kept = kept;
+    if (book !== this.book) return;
+    if (!kept && !book.text) this.open(null);
+    else this.#showKept();
   }
 
   /** The context's length in tokens, once the server has told it. */
@@ -51,17 +64,27 @@ export class DocumentPanel extends EventTarget {
       byId("book-name").textContent = book.name;
       byId("book-beginning").textContent = book.beginning;
       byId("book-end").textContent = book.end;
-      this.drawGauge();
+      byId("pages").hidden = !book.text;
+      this.#showKept();
       this.count();
     }
     this.dispatchEvent(new Event("change"));
+  }
+
+  #showKept() {
+    const { kept, text } = this.book;
+    byId("keep").hidden = Boolean(kept);
+    byId("is-kept").hidden = !kept;
+    if (!text && kept.tokens) this.tokens = { count: kept.tokens, exact: true };
+    this.drawGauge();
+    if (!text && kept.tokens) this.dispatchEvent(new Event("counted"));
   }
 
   drawGauge() {
     const { book, tokens, limit } = this;
     if (!book) return;
     const about = tokens?.exact === false ? "about " : "";
-    const size = [`${count(book.text.length)} characters`];
+    const size = book.text ? [`${count(book.text.length)} characters`] : [];
     if (tokens) size.push(`${about}${count(tokens.count)} tokens${tokens.withQuestion ? " with the question" : ""}`);
     if (book.remark) size.push(book.remark);
     byId("book-size").textContent = size.join(" \u00b7 ");
@@ -81,12 +104,12 @@ export class DocumentPanel extends EventTarget {
       ? `${about}${count(over)} tokens too long: the model reads ${count(limit)}, with question and answer.`
       : `${Math.max(Math.round(share * 100), 1)}% of the ${count(limit)} tokens that the model reads at once`;
     byId("gauge").setAttribute("aria-valuetext", byId("gauge-words").textContent);
-    byId("cut").hidden = over <= 0;
+    byId("cut").hidden = over <= 0 || !book.text;
   }
 
   async #count() {
     const { book } = this;
-    if (!book || !this.limit) return;
+    if (!book?.text || !this.limit) return;
     this.counting?.abort();
     this.counting = new AbortController();
     try {
@@ -124,6 +147,7 @@ export class DocumentPanel extends EventTarget {
     });
     byId("choose").addEventListener("click", () => file.click());
     byId("replace").addEventListener("click", () => file.click());
+    byId("keep").addEventListener("click", () => this.dispatchEvent(new Event("keep")));
     byId("remove").addEventListener("click", () => {
       this.open(null);
       byId("example").focus();

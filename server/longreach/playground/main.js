@@ -1,8 +1,10 @@
 /** The page: what its parts do together. */
 
 import { AttentionPanel } from "./attention.js";
+import { Book } from "./book.js";
 import { DocumentPanel } from "./document.js";
 import { EXAMPLE_QUESTIONS } from "./example.js";
+import { KeptPanel } from "./kept.js";
 import { NeedlePanel } from "./needle.js";
 import { requestFor } from "./prompt.js";
 import { getJson, hasKey, setKey } from "./server.js";
@@ -20,6 +22,7 @@ let asking = null;
 
 const panel = new DocumentPanel(() => options().maxTokens + TEMPLATE_TOKENS + Math.ceil(byId("question").value.length / 2));
 const attention = new AttentionPanel();
+const kept = new KeptPanel();
 const needle = new NeedlePanel(() => ({
   model: model.id, options: options(), attention: attention.chosen, attentionWords: attention.words,
 }));
@@ -52,7 +55,7 @@ async function connect() {
     showRemember();
     panel.setLimit(model.limit);
     needle.setLimit(model.limit);
-    await attention.load();
+    await Promise.all([attention.load(), kept.load()]);
     attention.setLength(Math.min(MASK_LENGTH, model.limit));
     refresh();
   } catch (error) {
@@ -84,8 +87,9 @@ function showRemember() {
 
 function currentRequest(question) {
   const remembered = byId("remember").checked ? turns : [];
+  const document = panel.reference;
   return requestFor({
-    model: model.id, text: panel.text, question, turns: remembered, options: options(), attention: attention.chosen,
+    model: model.id, text: document ? "" : panel.text, document, question, turns: remembered, options: options(), attention: attention.chosen,
   });
 }
 
@@ -97,17 +101,19 @@ async function ask() {
     announce("Write a question first");
     return;
   }
-  const documentText = panel.text;
+  const { book } = panel;
   const about = [panel.book?.name ?? "No document", attention.words];
   const turn = new Turn(question, about.filter(Boolean).join(" \u00b7 "));
   byId("conversation").prepend(turn.node);
   asking = new AbortController();
   refreshKeepingFocus("ask", "stop");
   try {
-    await turn.run(currentRequest(question), documentText, asking.signal);
-    if (turn.finished && documentText === panel.text) turns.push({ question, answer: turn.answer });
+    await turn.run(currentRequest(question), book?.text ?? "", asking.signal);
+    if (turn.finished && book === panel.book) turns.push({ question, answer: turn.answer });
     const promptTokens = turn.usage?.prompt_tokens ?? turn.refusal?.details?.n_prompt_tokens;
-    if (promptTokens && documentText === panel.text) panel.learn(promptTokens);
+    if (promptTokens && book === panel.book) panel.learn(promptTokens);
+    if (book?.kept && turn.refusal?.code === "document_not_found") panel.setKept(book, null);
+    if (book?.kept || turn.refusal?.code === "document_not_found") kept.refresh();
   } finally {
     asking = null;
     refreshKeepingFocus("stop", "question");
@@ -122,10 +128,11 @@ function stopAll() {
 async function copy(write, what) {
   const request = currentRequest(byId("question").value.trim() || "QUESTION");
   const file = panel.book?.name.includes(".") ? panel.book.name : "book.txt";
-  const snippet = write({ ...request, url: new URL(".", location.href).href, text: panel.text, file, needsKey: hasKey() });
+  const text = panel.reference ? "" : panel.text;
+  const snippet = write({ ...request, url: new URL(".", location.href).href, text, file, needsKey: hasKey() });
   try {
     await navigator.clipboard.writeText(snippet);
-    byId("copied").textContent = `Copied as ${what}.${panel.text.length > 2000 ? ` It reads the document from ${file}.` : ""}`;
+    byId("copied").textContent = `Copied as ${what}.${text.length > 2000 ? ` It reads the document from ${file}.` : ""}`;
   } catch {
     // Without HTTPS, or where the browser forbids it, the reader copies by hand.
     byId("copied").replaceChildren(element("pre", { tabindex: 0 }, snippet));
@@ -148,6 +155,24 @@ function suggest() {
 panel.addEventListener("change", () => {
   turns = [];
   suggest();
+});
+panel.addEventListener("keep", async () => {
+  const { book } = panel;
+  const document = await kept.keep(book, options().form);
+  if (document) panel.setKept(book, document);
+});
+kept.addEventListener("choose", ({ detail }) => {
+  panel.open(Book.ofKept(detail));
+  byId("question").focus();
+});
+kept.addEventListener("news", ({ detail }) => {
+  const { book } = panel;
+  if (!book?.kept) return;
+  const now = detail.find(({ id }) => id === book.kept.id);
+  if (now) panel.setKept(book, now);
+});
+kept.addEventListener("deleted", ({ detail }) => {
+  if (panel.reference === detail) panel.setKept(panel.book, null);
 });
 panel.addEventListener("counted", () => attention.setLength(Math.min(Math.max(panel.tokens.count, 1), model.limit)));
 byId("ask-form").addEventListener("submit", (event) => {

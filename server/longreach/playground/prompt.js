@@ -2,19 +2,21 @@
 
 /**
  * The request that puts `question` to `model` after `text`. The document always comes first, so that the next question about it
- * finds it in the prefix cache. `turns` are earlier questions and answers, oldest first; `attention` a policy or null.
+ * finds it in the prefix cache. `document` is the id of one that the server keeps, in place of `text`. `turns` are earlier questions
+ * and answers, oldest first; `attention` a policy or null.
  */
-export function requestFor({ model, text, question, turns = [], options, attention = null }) {
+export function requestFor({ model, text, document = null, question, turns = [], options, attention = null }) {
   const shared = {
     model,
     ...(options.temperature === null ? {} : { temperature: options.temperature }),
     stream: true,
     stream_options: { include_usage: true, continuous_usage_stats: true },
     return_progress: true,
+    ...(document ? { document } : {}),
     ...(attention ? { attention } : {}),
   };
   if (options.form === "plain") {
-    const prompt = `${text ? `${text}\n` : ""}${question}\nAnswer:`;
+    const prompt = `${text}${text || document ? "\n" : ""}${question}\nAnswer:`;
     return { path: "v1/completions", body: { ...shared, prompt, max_tokens: options.maxTokens } };
   }
   const questions = [...turns.map((turn) => turn.question), question];

@@ -28,6 +28,34 @@ export async function postJson(path, body, signal) {
   return (await post(path, body, signal)).json();
 }
 
+/** Delete what has this path. */
+export async function deleteAt(path) {
+  await call(path, { method: "DELETE" });
+}
+
+/**
+ * Send a text of any length, and return the parsed answer. `onProgress` is called with the share that has been sent, which `fetch` does
+ * not tell. Throws a Refusal if the server refuses it or goes away.
+ */
+export function postText(path, text, onProgress) {
+  return new Promise((resolve, reject) => {
+    const request = new XMLHttpRequest();
+    request.open("POST", path);
+    request.setRequestHeader("content-type", "text/plain;charset=utf-8");
+    const key = sessionStorage.getItem(KEY);
+    if (key) request.setRequestHeader("authorization", `Bearer ${key}`);
+    request.upload.onprogress = ({ loaded, total }) => onProgress(total ? loaded / total : 0);
+    request.onerror = () => reject(new Refusal("The server does not answer. Is it still running?"));
+    request.onload = async () => {
+      const response = new Response(request.response, { status: request.status });
+      if (response.ok) resolve(await response.json());
+      else reject(await refusalOf(response));
+    };
+    request.responseType = "blob";
+    request.send(new Blob([text]));
+  });
+}
+
 /**
  * The chunks of a streamed answer, parsed; returns after `[DONE]`.
  * Throws a Refusal if the server refuses, fails midway or goes away, and an AbortError when `signal` aborts.

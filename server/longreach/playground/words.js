@@ -12,6 +12,16 @@ export function percent(share) {
   return `${value.toFixed(digits)}%`;
 }
 
+const day = new Intl.DateTimeFormat("en", { day: "numeric", month: "long" });
+const minute = new Intl.DateTimeFormat("en", { day: "numeric", month: "long", hour: "2-digit", minute: "2-digit", hourCycle: "h23" });
+const SOON_MS = 2 * 24 * 3600 * 1000;
+
+/** A time to come, given in seconds since 1970: December 6, or if it is soon December 6 at 14:05. */
+export function moment(seconds) {
+  const time = new Date(seconds * 1000);
+  return (time - Date.now() < SOON_MS ? minute : day).format(time);
+}
+
 /** Seconds in the unit that suits them: 380 ms, 4.5 s, 2 min 5 s. */
 export function duration(seconds) {
   if (seconds < 1) return `${Math.round(seconds * 1000)} ms`;

@@ -149,8 +149,10 @@ class EchoEngine:
         attention: AttentionPolicy = DENSE,
         *,
         max_tokens: int = 1,
+        answers: int = 1,
         priority: int = 0,
         flexible: bool = False,
+        caller: str = "",
     ) -> Looked:
         """As `EngineClient.look`: what `cached` and `tiers` say, or `looked` if a test sets that."""
         if not self.alive:

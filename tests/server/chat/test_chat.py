@@ -12,7 +12,8 @@ from typing import Any
 import httpx2
 import pytest
 from longreach import cli
-from longreach.chat.conversation import ChatClient, ChatError, Finished, Reading, Words
+from longreach.chat.conversation import ChatClient, Finished, Reading, Words
+from longreach.chat.errors import ChatError
 from longreach.chat.terminal import Conversation, Terminal, summary
 from rich.console import Console
 from typer.testing import CliRunner

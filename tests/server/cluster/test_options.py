@@ -55,11 +55,12 @@ def test_the_number_of_a_gpu_is_rays_to_give() -> None:
         ("max_header_bytes", 2048),
         ("port", 0),
         ("responses_store", "responses.db"),
+        ("documents", "documents.db"),
     ],
 )
 def test_settings_without_an_effect_are_refused(setting: str, value: Any) -> None:
     refuse_unused(load_settings())
-    refuse_unused(load_settings(responses_store="none"))
+    refuse_unused(load_settings(responses_store="none", documents="none"))
     with pytest.raises(ConfigError, match="--" + setting.replace("_", "-")):
         refuse_unused(load_settings(**{setting: value}))
 

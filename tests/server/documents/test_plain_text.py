@@ -27,8 +27,8 @@ def test_pieces_are_the_text_wherever_they_are_cut(size: int) -> None:
         (b"%PDF-1.7", None, "'a.bin' is a PDF, which is not read here; send its text, as `pdftotext` writes it"),
         (b"x", "application/pdf; a=b", "is a PDF"),
         (b"\x89PNG\r\n\x1a\n", None, "is an image"),
-        (b"x", "IMAGE/svg+xml", "is an image"),
-        (b"x", "audio/wav", "is sound or video"),
+        (b"x", "IMAGE/webp", "is an image"),
+        (b"\x00\x00\x00 ftypmp42", "video/mp4", "has a NUL character"),
         (b"PK\x03\x04....", None, "is an archive"),
         (b"\xff\xfea\x00b\x00", None, "is text in UTF-16; send it in UTF-8"),
         (b"0123456789\xe9t", None, "is no UTF-8 text: byte 10 is none"),
@@ -41,6 +41,11 @@ def test_what_is_no_text_is_named_with_a_cure(data: bytes, media_type: str | Non
         text_of(data, "a.bin", media_type)
     assert why in str(error.value)
     assert "'a.bin'" in str(error.value)
+
+
+@pytest.mark.parametrize("media_type", ["video/mp2t", "image/svg+xml", "application/octet-stream", "text/html"])
+def test_code_is_text_whatever_its_media_type_is(media_type: str) -> None:
+    assert text_of(b"<svg/>", "a.ts", media_type) == "<svg/>"
 
 
 def test_a_byte_that_is_no_text_is_found_where_it_is_however_the_bytes_come() -> None:

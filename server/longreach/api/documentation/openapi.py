@@ -22,11 +22,12 @@ _REFUSALS = {
     "408": "The body did not arrive within `--body-timeout`.",
     "409": "The document that the prompt is to begin with is still being uploaded.",
     "413": "The body is longer than `--max-body-bytes`, or a document than may be kept.",
-    "415": "The body is not declared as plain JSON.",
+    "415": "The body is not declared as what it has to be.",
     "421": "`Host` names none of the hosts that the server answers to: `--allowed-hosts`.",
     "429": "Too much is waiting; `Retry-After` says when to come again.",
     "500": "The server failed; the request id finds the cause in its log.",
     "503": "Loading, shutting down, or without the engine or another process that is needed.",
+    "504": "The first token has not come by the request's `deadline_ms`.",
 }
 _ALWAYS = ("401", "500", "503")
 _WITH_BODY = ("400", "404", "408", "413", "415", "429", *_ALWAYS)
@@ -36,7 +37,7 @@ _answer_types: list[Any] = [ErrorBody]
 
 
 def documented(
-    body: type[BaseModel] | None,
+    body: type[BaseModel] | tuple[type[BaseModel], ...] | None,
     answer: Any,
     *,
     stream: bool = False,
@@ -45,13 +46,16 @@ def documented(
     nested: tuple[type[BaseModel], ...] = (),
     also: dict[str, Any] | None = None,
     error: type = ErrorBody,
+    media_type: str = _JSON,
 ) -> dict[str, Any]:
-    """Arguments for a route with the types of its `body` and its `answer`, and of the `chunk`s of its stream.
+    """Arguments for a route with the types of its `body`, or of one of several, and its `answer`, and of the `chunk`s
+    of its stream.
 
     A chunk has the answer's type unless another is given. `refusals` are the statuses with an error object, `nested`
-    the models that the body's schema names beside its own, `also` other answers by status, and `error` what refusals
-    answer.
+    the models that the body's schema names beside its own, `also` other answers by status, `error` what refusals
+    answer, and `media_type` that of the body.
     """
+    bodies = () if body is None else body if isinstance(body, tuple) else (body,)
     answers = {"200": answer, **(also or {})}
     _answer_types.extend([*answers.values(), error, *([chunk] if chunk is not None else [])])
     responses: dict[str, Any] = {
@@ -60,15 +64,17 @@ def documented(
     }
     if stream:
         responses["200"]["content"]["text/event-stream"] = {"schema": _event(chunk or answer, error)}
-    own = refusals if refusals is not None else _WITH_BODY if body is not None else _ALWAYS
-    if body is not None and "document" in body.model_fields:
+    own = refusals if refusals is not None else _WITH_BODY if bodies else _ALWAYS
+    own = (*own, "504") if stream else own
+    if any("document" in one.model_fields for one in bodies):
         own = (*own, "409")
     for status in sorted({*own, "421"}):
         responses[status] = {"description": _REFUSALS[status], "content": {_JSON: {"schema": _ref(error)}}}
     extra: dict[str, Any] = {"responses": responses}
-    if body is not None:
-        _request_models.extend([body, *nested])
-        extra["requestBody"] = {"required": True, "content": {_JSON: {"schema": _ref(body)}}}
+    if bodies:
+        _request_models.extend([*bodies, *nested])
+        schema = _ref(bodies[0]) if len(bodies) == 1 else {"anyOf": [*map(_ref, bodies)]}
+        extra["requestBody"] = {"required": True, "content": {media_type: {"schema": schema}}}
     return {"openapi_extra": extra}
 
 

@@ -76,9 +76,10 @@ def sections(document: dict[str, Any]) -> Iterator[Section]:
                 _parameter(parameter) for parameter in operation.get("parameters", []) if parameter["in"] == "query"
             ]
             if (body := operation.get("requestBody")) is not None:
-                schema = schemas[_name(body["content"]["application/json"]["schema"])]
-                fields = _fields(schema, schemas)
-                parts |= dict.fromkeys(_named(schema))
+                bodies = [schemas[name] for name in _bodies_of(body)]
+                # Where a body is one of several, each has its fields in the section of its own endpoint.
+                fields = _fields(bodies[0], schemas) if len(bodies) == 1 else []
+                parts |= dict.fromkeys(name for schema in bodies for name in _named(schema))
             yield Section(f"{method.upper()} {path}", operation["description"], fields)
     done: set[str] = set()
     while left := [name for name in parts if name not in done]:
@@ -98,11 +99,12 @@ def _asking_nothing(document: dict[str, Any]) -> Section:
         for operation in methods.values():
             if (body := operation.get("requestBody")) is None:
                 continue
-            schema = schemas[_name(body["content"]["application/json"]["schema"])]
-            for name, member in schema["properties"].items():
+            members = [one for name in _bodies_of(body) for one in schemas[name]["properties"].items()]
+            for name, member in members:
                 if "x-class" in member:
                     fields.setdefault(name, Field(name, _type(member), "null", member["description"]))
-                    places.setdefault(name, []).append(f"`{path}`")
+                    if f"`{path}`" not in places.setdefault(name, []):
+                        places[name].append(f"`{path}`")
     found = [
         Field(name, one.type, one.default, f"{one.description} {', '.join(places[name])}.")
         for name, one in fields.items()
@@ -225,6 +227,12 @@ def _number(value: float) -> str:
 def _name(schema: dict[str, Any]) -> str:
     """The object that a schema refers to, or the empty string."""
     return schema.get("$ref", "").rpartition("/")[2]
+
+
+def _bodies_of(body: dict[str, Any]) -> list[str]:
+    """The objects of which a request's body is one, whatever form it is sent in."""
+    schema = next(iter(body["content"].values()))["schema"]
+    return [_name(one) for one in schema.get("anyOf", [schema])]
 
 
 def _named(schema: object) -> Iterator[str]:

@@ -29,9 +29,7 @@ async def create_completion(request: Request) -> Response:
     """Continue one or several prompts, in one answer or as a stream of events."""
     call = await receive(request, CompletionRequest)
     body = call.body
-    refuse_cut(call, [name for name in ("echo", "truncate_prompt_tokens") if getattr(body, name)])
-    first = await _document(call)
-    prompts = [[*first, *await _encode(call, prompt, len(first))] for prompt in body.prompt]
+    prompts = await prompts_of(call)
     of_echo = body.logprobs if body.echo else None
     check_scored(None if body.stream else of_echo, prompts, "logprobs", body.n)
     check_scored(body.prompt_logprobs, prompts, "prompt_logprobs", body.n)
@@ -53,6 +51,18 @@ async def create_completion(request: Request) -> Response:
         scores_end=True,
     )
     return await answer(call, CompletionBuilder(call, echoes), spec)
+
+
+async def prompts_of(call: Call[CompletionRequest]) -> list[list[int]]:
+    """The token ids of each prompt, behind those of the document that it begins with, if it does.
+
+    Raises:
+        ApiError: one cannot be used.
+        ClientGoneError: the caller went away.
+    """
+    refuse_cut(call, [name for name in ("echo", "truncate_prompt_tokens") if getattr(call.body, name)])
+    first = await _document(call)
+    return [[*first, *await _encode(call, prompt, len(first))] for prompt in call.body.prompt]
 
 
 async def _document(call: Call[CompletionRequest]) -> list[int]:

@@ -30,6 +30,7 @@ from longreach.api.schema.answers.documents import (
 from longreach.api.schema.requests.documents import DocumentChange, DocumentRequest
 from longreach.api.schema.requests.file_parts import named_files
 from longreach.api.service.call import Call
+from longreach.api.service.document_prompt import prefix_of
 from longreach.api.service.encode import TextEncoder
 from longreach.api.service.loaded_document import LoadedDocument, packed_token_ids
 from longreach.api.service.service import Service
@@ -44,7 +45,9 @@ _MOST_LISTED = 100
 _CHANGE_BYTES = 4096
 
 
-@router.post("/v1/documents", **documented(DocumentRequest, DocumentObject, nested=SCHEMAS))
+@router.post(
+    "/v1/documents", **documented(DocumentRequest, DocumentObject, nested=SCHEMAS, also={"201": DocumentObject})
+)
 async def create_document(request: Request) -> Response:
     """Keep a document. The answer comes at once (201), while the document is read in the background.
 
@@ -59,13 +62,14 @@ async def create_document(request: Request) -> Response:
     loaded, contents = await call.attend(work)
     check_token_ids(loaded.tokens, call.engine.info, body.param)
     encoder = TextEncoder(service, call.tokenizer, call.engine.info, call.record.caller)
-    prefix = await call.attend(loaded.prefix(service, encoder, body.param))
-    if not prefix:
+    prefix = await call.attend(prefix_of(service, encoder, loaded, body.param))
+    if not prefix.ids:
         raise InvalidRequestError(f"`{body.param}`: there is no token in it.", param=body.param, code="invalid_value")
     new = loaded.document
-    document, is_new = await call.attend(service.documents.put(call.record.owner, new, contents, len(prefix)))
+    document, is_new = await call.attend(service.documents.put(call.record.owner, new, contents, len(prefix.ids)))
     call.record.reads_document(document.id)
-    service.document_reader.read(document, prefix)
+    service.document_reader.prefixes.keep(document, prefix)
+    service.document_reader.read(document)
     if body.wait:
         await call.attend(service.document_reader.wait(document.id))
         document = await service.documents.get(document.owner, document.id)

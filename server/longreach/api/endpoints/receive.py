@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from starlette.requests import Request
 
-from longreach.api.http.body import read_json
+from longreach.api.http.body import Choice, read_json
 from longreach.api.http.race import race, until_gone
 from longreach.api.http.request_log import RequestRecord
 from longreach.api.schema.requests.harmless import asker
@@ -19,7 +19,7 @@ from longreach.sizes import MAX_PROMPT_TOKENS
 M = TypeVar("M", bound=Body)
 
 
-async def receive(request: Request, model: type[M]) -> Call[M]:
+async def receive(request: Request, model: type[M] | Choice[M]) -> Call[M]:
     """Read and check the body of a request, and load the kept document that it refers to.
 
     Raises:

@@ -13,7 +13,7 @@ from msgspec import UNSET
 from starlette.responses import Response
 
 from longreach.api.generation.choices import RunningAnswers, run_answers
-from longreach.api.generation.plan_answers import AnswerSpec, plan_compared
+from longreach.api.generation.plan_answers import AnswerSpec, plan_answers
 from longreach.api.http.respond import long_json_response
 from longreach.api.http.sse import OPENAI_STREAM, EventStream, StreamForm, long_sse_data
 from longreach.api.schema.requests.sampling import SamplingFields
@@ -86,7 +86,7 @@ async def answer(call: Call[M], builder: AnswerBuilder[M], spec: AnswerSpec) -> 
     if call.body.bad_words:
         words = call.service.reading.call(call.tokenizer.bad_words, call.body.bad_words, caller=call.record.caller)
         spec = replace(spec, bad_words=await call.attend(words))
-    answers = run_answers(call, await plan_compared(call, builder.engine_id, spec))
+    answers = run_answers(call, await plan_answers(call, builder.engine_id, spec))
     if call.body.stream:
         keep_alive = call.service.settings.keep_alive_seconds
         return EventStream(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from longreach.api.generation.message_files import with_kept_files
 from longreach.api.schema.requests.chat_turn import ChatTurn
 from longreach.api.service.call import Call
 from longreach.api.service.encode import TextEncoder
@@ -62,6 +63,7 @@ async def encode_chat(
         ApiError: as `encode_text`.
     """
     chat = call.service.chat
+    turn = await with_kept_files(call, turn)
     guarded, text = await _written(call, turn)
     special = chat.template.is_default if special is None else special
     ids = await encode_text(
@@ -71,9 +73,16 @@ async def encode_chat(
         answer_tokens=answer_tokens,
         special=special,
         keep=keep,
-        beginning=None if call.document is None else call.document.beginning,
+        beginning=_beginning(call, turn),
     )
     return text, ids
+
+
+def _beginning(call: Call[Any], turn: ChatTurn) -> Beginning | None:
+    """What the prompt of a turn may begin with, of which the token ids are known."""
+    if call.document is not None:
+        return call.document.beginning
+    return None if turn.first_file is None else call.service.beginnings.get(turn.first_file)
 
 
 async def chat_spans(call: Call[Any], turn: ChatTurn, text: str) -> list[Span] | None:

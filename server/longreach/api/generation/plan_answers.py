@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import hashlib
+import uuid
 from array import array
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from longreach.api.generation.compare_prompts import PromptText, asker_of, compare_prompts
+from longreach.api.generation.deadlines import check_deadline, deadline_of
+from longreach.api.generation.predict import Prediction, predict
 from longreach.api.generation.text_stream import PlannedAnswer
 from longreach.api.schema.requests.sampling import SamplingFields
 from longreach.api.service.call import Call
 from longreach.config import Settings
 from longreach.engine.admission import Place, most_queued_tokens
+from longreach.engine.errors import QueueFullError
 from longreach.engine.messages import Generate, Started
 from longreach.errors import ContextLengthError, InvalidRequestError
 from longreach.policies.values import AttentionPolicy
@@ -116,33 +120,51 @@ class AnswerSpec:
     texts: Sequence[PromptText | None] = ()
 
 
-async def plan_compared(call: Call[SamplingFields], answer_id: str, spec: AnswerSpec) -> list[PlannedAnswer]:
-    """As `plan_answers`, after the prompts were compared with recent ones, if the caller asks for that.
-
-    Raises:
-        ApiError: as `plan_answers`.
-        ClientGoneError: the caller went away.
-    """
-    await compare_prompts(call, call.attention, spec.prompts, spec.texts)
-    return plan_answers(call, answer_id, spec)
-
-
-def plan_answers(call: Call[SamplingFields], answer_id: str, spec: AnswerSpec) -> list[PlannedAnswer]:
+async def plan_answers(call: Call[SamplingFields], answer_id: str, spec: AnswerSpec) -> list[PlannedAnswer]:
     """The answers to each prompt, those to one prompt next to each other.
 
     Each has its place in the engine's queue from here on, before anything of the answer is sent. A caller that finds no
     room is told so by the status. The places are given back when the request ends. Answers to equal prompts share one
-    prompt.
+    prompt. Before that the prompts are compared with recent ones, if the caller asks for that.
 
     Raises:
         InvalidRequestError: one does not fit, names a token that does not exist, or asks for what this server was not
             started with.
+        DeadlineRefusedError: the first token cannot come in time.
         QueueFullError: too much is waiting.
+        ClientGoneError: the caller went away.
     """
-    attention = _checked_attention(call, spec)
+    attention = checked_attention(call, spec)
+    await compare_prompts(call, attention, spec.prompts, spec.texts)
+    if call.body.deadline_ms is not None:
+        check_deadline(call, await predicted(call, spec))
     planned = _planned(call, answer_id, spec, attention)
     _take_places(call, planned, spec, attention)
     return _kept(call, planned, attention)
+
+
+async def predicted(call: Call[SamplingFields], spec: AnswerSpec) -> Prediction:
+    """What the answers would get if they were planned now.
+
+    Raises:
+        EngineDeadError, ClientGoneError: as `predict`.
+    """
+    readers = _readers(spec.prompts, apart=spec.prompt_logprobs is not None)
+    left = call.engine.info.max_model_len - min(map(len, spec.prompts))
+    most = left if spec.max_tokens is None else max(spec.max_tokens, 1)
+    return await predict(call, spec.prompts, readers, max_tokens=most, choices=spec.choices)
+
+
+def has_room(call: Call[SamplingFields], spec: AnswerSpec) -> bool:
+    """Whether the answers would find places in the engine's queue now."""
+    planned = _planned(call, f"estimate-{uuid.uuid4().hex}", spec, call.attention)
+    places = _places(call, planned, spec)
+    try:
+        call.engine.admit(places, call.attention, call.record.caller)
+    except QueueFullError:
+        return False
+    call.engine.release(places)
+    return True
 
 
 def _kept(
@@ -155,7 +177,7 @@ def _kept(
     return [replace(one, recent=recent.keep(asker, one.request.prompt)) if one.leads else one for one in planned]
 
 
-def _checked_attention(call: Call[SamplingFields], spec: AnswerSpec) -> AttentionPolicy:
+def checked_attention(call: Call[SamplingFields], spec: AnswerSpec) -> AttentionPolicy:
     """The attention policy of a call, all of whose fields are checked against the server."""
     body, info, settings = call.body, call.engine.info, call.service.settings
     answers = len(spec.prompts) * spec.choices
@@ -242,6 +264,7 @@ def _planned(
             special=spec.special or not body.skip_special_tokens,
             prompt_only=spec.max_tokens == 0,
             leads=choice == 0,
+            due=deadline_of(call),
             grammar_field=spec.grammar_field,
             scores_end=spec.scores_end,
         )
@@ -254,6 +277,17 @@ def _take_places(
     call: Call[SamplingFields], planned: Sequence[PlannedAnswer], spec: AnswerSpec, attention: AttentionPolicy
 ) -> None:
     """Take a place for each answer, or raise; the end of the HTTP request gives them back."""
+    places = _places(call, planned, spec)
+    call.engine.admit(places, attention, call.record.caller)
+    call.record.at_end.callback(call.engine.release, places)
+
+
+def _places(call: Call[SamplingFields], planned: Sequence[PlannedAnswer], spec: AnswerSpec) -> dict[str, Place]:
+    """The place that each answer wants.
+
+    Raises:
+        InvalidRequestError: they can never all wait.
+    """
     readers = _readers(spec.prompts, apart=spec.prompt_logprobs is not None)
     places: dict[str, Place] = {}
     for number, answer in enumerate(planned):
@@ -261,8 +295,7 @@ def _take_places(
         copied = None if reader is answer else reader.request.request_id
         places[answer.request.request_id] = Place(len(answer.request.prompt), copied)
     _check_tokens(places, call.service.settings, call.engine.info, spec.param)
-    call.engine.admit(places, attention, call.record.caller)
-    call.record.at_end.callback(call.engine.release, places)
+    return places
 
 
 def check_bounds(attention: AttentionPolicy, info: Started) -> None:

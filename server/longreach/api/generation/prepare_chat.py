@@ -11,6 +11,7 @@ from longreach.api.generation.call_schema import call_schema, counted
 from longreach.api.generation.chat_answer import PartReader
 from longreach.api.generation.compare_prompts import PromptText
 from longreach.api.generation.encode_prompts import chat_spans, encode_chat
+from longreach.api.generation.message_files import with_kept_files
 from longreach.api.generation.place_document import of_request, placed, refuse_cut
 from longreach.api.generation.plan_answers import AnswerSpec, tokens_left
 from longreach.api.schema.requests.chat_turn import ChatTurn
@@ -57,7 +58,8 @@ async def prepare_chat(
     """
     chat = call.service.chat
     refuse_cut(call, ["truncate_prompt_tokens"] if keep is not None else [])
-    asked, turn = turn, await placed(call, turn)
+    asked = await with_kept_files(call, turn)
+    turn = await placed(call, asked)
     text, prompt = await encode_chat(call, turn, answer_tokens=limit or 1, special=special, keep=keep)
     max_tokens = tokens_left(prompt, limit, call.engine.info, turn.param)
     texts: list[PromptText | None] = []

@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from typing import Any
 
+from longreach.api.generation.deadlines import in_time
 from longreach.api.http.request_log import RequestRecord
 from longreach.api.service.call import Call
 from longreach.api.service.recent_prompts import RecentPrompt
@@ -30,6 +31,7 @@ class PlannedAnswer:
         special: special tokens are text, for whoever reads the answer's marks.
         prompt_only: only the prompt's log-probabilities are wanted; the token that comes with them is not counted.
         grammar_field: the field that its grammar comes from.
+        due: when its first token is, on the clock of `time.monotonic`, if it has a deadline.
         leads: it stands for its prompt where progress and cached tokens are counted; its copies do not.
         scores_end: the token that only ended the answer has its log-probability, too.
         recent: what later prompts are compared with, which the answer's tokens belong to.
@@ -41,6 +43,7 @@ class PlannedAnswer:
     stop_token_ids: list[int] = field(default_factory=list)
     special: bool = False
     prompt_only: bool = False
+    due: float | None = None
     leads: bool = True
     grammar_field: str | None = None
     scores_end: bool = False
@@ -78,6 +81,7 @@ async def generate_text(call: Call[Any], planned: PlannedAnswer) -> AsyncGenerat
     Raises:
         EngineError: as `EngineClient.generate`.
         InvalidRequestError: its grammar cannot be followed.
+        DeadlineExceededError: its first token has not come in time.
     """
     record = call.record
     writer = _Writer(planned, call.tokenizer, record)
@@ -99,7 +103,8 @@ async def generate_text(call: Call[Any], planned: PlannedAnswer) -> AsyncGenerat
 
 async def _updates(call: Call[Any], planned: PlannedAnswer) -> AsyncGenerator[Update, None]:
     try:
-        async with contextlib.aclosing(call.engine.generate(planned.request, call.record.started)) as updates:
+        given = call.engine.generate(planned.request, call.record.started)
+        async with contextlib.aclosing(given if planned.due is None else in_time(call, given, planned.due)) as updates:
             async for update in updates:
                 yield update
     except RequestFailedError as error:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from email.message import Message
 from email.utils import collapse_rfc2231_value
-from typing import TypeVar
+from typing import Any, Generic, TypeVar
 
+import msgspec
 import orjson
 from pydantic import BaseModel
 from starlette.requests import Request
@@ -21,6 +23,33 @@ from longreach.util.work_pool import WorkPool
 M = TypeVar("M", bound=BaseModel)
 
 _RETRY_AFTER_BODIES = 2
+
+
+class Choice(Generic[M]):
+    """Models of which a body is the first that has one of its members, or else `other`."""
+
+    def __init__(self, models: Mapping[str, type[M]], other: type[M]) -> None:
+        self._models = models
+        self._other = other
+        # What it does not name is skipped, however much it is.
+        fields: list[Any] = [(f"m{i}", msgspec.Raw | msgspec.UnsetType, msgspec.UNSET) for i in range(len(models))]
+        names = {f"m{i}": name for i, name in enumerate(models)}
+        self._decoder = msgspec.json.Decoder(msgspec.defstruct("Members", fields, rename=names))
+
+    def of(self, body: bytes | bytearray) -> type[M]:
+        """The model of a body; of one that is no JSON object, any."""
+        try:
+            members = self._decoder.decode(body)
+        except (msgspec.DecodeError, RecursionError):
+            return self._other
+        given = zip(self._models, msgspec.structs.astuple(members), strict=True)
+        return next((self._models[name] for name, raw in given if _is_there(raw)), self._other)
+
+
+def _is_there(raw: msgspec.Raw | msgspec.UnsetType) -> bool:
+    return raw is not msgspec.UNSET and bytes(raw) != b"null"
+
+
 _LONG_BYTES = 64 * 1024
 _UTF_8 = {"utf-8", "utf8"}  # RFC 8259, section 8.1
 
@@ -64,9 +93,9 @@ class HeldBody:
 
 
 async def read_json(
-    request: Request, model: type[M], limit: int, most_tokens: int, pool: WorkPool, caller: str = ""
+    request: Request, model: type[M] | Choice[M], limit: int, most_tokens: int, pool: WorkPool, caller: str = ""
 ) -> M:
-    """Read at most `limit` bytes and make a `model` of them.
+    """Read at most `limit` bytes and make a `model` of them, or the one of a choice.
 
     A long body is decoded in a thread of `pool` by the types of its fields; see `schema.requests.typed_decoding`.
 
@@ -83,12 +112,17 @@ async def read_json(
         if len(body) > limit:
             raise BodyTooLargeError(limit)
     if len(body) <= _LONG_BYTES:
-        return parse(model, _loaded(body))
+        return parse(_chosen(model, body), _loaded(body))
     return await pool.call(_decoded, model, body, most_tokens, caller=caller, size=len(body))
 
 
-def _decoded(model: type[M], body: bytearray, most_tokens: int) -> M:
+def _decoded(model: type[M] | Choice[M], body: bytearray, most_tokens: int) -> M:
+    model = _chosen(model, body)
     return parse(model, decode(model, body, most_tokens))
+
+
+def _chosen(model: type[M] | Choice[M], body: bytearray) -> type[M]:
+    return model.of(body) if isinstance(model, Choice) else model
 
 
 def _loaded(body: bytearray) -> object:

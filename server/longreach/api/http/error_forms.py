@@ -25,6 +25,7 @@ _TYPES = {
     408: "timeout_error",
     413: "request_too_large",
     429: "rate_limit_error",
+    504: "timeout_error",
 }
 
 
@@ -65,7 +66,7 @@ def anthropic_error(error: ApiError, request_id: str) -> dict[str, Any]:
 
 
 def _type(error: ApiError) -> str:
-    if error.status < 500:
+    if error.status < 500 or error.status in _TYPES:
         return _TYPES.get(error.status, "invalid_request_error")
     # What passes by itself is an overload; a server that will not come back is not.
     return "overloaded_error" if "Retry-After" in error.headers else "api_error"

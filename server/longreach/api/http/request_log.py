@@ -41,6 +41,7 @@ class RequestRecord:
         address: where the request came from, as `network_of` has it.
         asker: whom the request says that it is from, as a word of the log.
         document: the id of the kept document that the prompt begins with.
+        deadline_ms, predicted: when the first token is due, and the seconds that were predicted before it was queued.
         finish: how the request ended: stop, length, disconnected, or the code of an error.
         attention: what each prompt was computed with, unless that was dense.
         compared: the prompt beside the caller's recent ones, if the caller asks for that.
@@ -66,6 +67,8 @@ class RequestRecord:
     compared: ComparedPrompt | None = field(default=None, init=False)
     output_tokens: int = field(default=0, init=False)
     first_token: float | None = field(default=None, init=False)
+    deadline_ms: int | None = field(default=None, init=False)
+    predicted: float | None = field(default=None, init=False)
     finish: str | None = field(default=None, init=False)
     attention: list[AttentionUse] = field(default_factory=list, init=False)
     decode: dict[str, DecodeUse] = field(default_factory=dict, init=False)
@@ -107,6 +110,10 @@ class RequestRecord:
         self._read[engine_request_id] = (computed, cached, host, disk)
         totals = map(sum, zip(*self._read.values(), strict=True))
         self.computed_tokens, self.cached_tokens, self.host_tokens, self.disk_tokens = totals
+
+    def due(self, deadline_ms: int, predicted: float | None) -> None:
+        """The first token is due so long after the request came, and is predicted in so many seconds from now."""
+        self.deadline_ms, self.predicted = deadline_ms, predicted
 
     def compare(self, compared: ComparedPrompt) -> None:
         """The caller is to be told what was cached, and why no more was."""
@@ -174,6 +181,9 @@ class RequestRecord:
                 words += self._cache_words(self.compared)
             if self.first_token is not None:
                 words.append(f"ttft={self.first_token - self.started:.3f}s")
+        if self.deadline_ms is not None:
+            words.append(f"deadline={self.deadline_ms / 1000:.3f}s")
+            words += [] if self.predicted is None else [f"predicted={self.predicted:.3f}s"]
         words.append(f"total={time.monotonic() - self.started:.3f}s")
         if self.finish is not None:
             words.append(f"finish={self.finish}")

@@ -27,7 +27,7 @@ async def long_json_response(value: object, pool: WorkPool, caller: str) -> Resp
 
 
 class PiecesResponse(Response):
-    """JSON in pieces, each of which is sent when the one before has left, and let go of then."""
+    """An answer in pieces, mostly of JSON, each of which is sent when the one before has left, and let go of then."""
 
     media_type = "application/json"
 

@@ -13,7 +13,7 @@ from starlette.types import Message
 
 from longreach.api.generation.answer import answer
 from longreach.api.generation.choices import RunningAnswers, run_answers
-from longreach.api.generation.plan_answers import plan_compared
+from longreach.api.generation.plan_answers import plan_answers
 from longreach.api.generation.prepare_chat import PreparedChat
 from longreach.api.http.error_answers import as_api_error
 from longreach.api.http.race import race
@@ -86,7 +86,7 @@ async def _in_background(call: Call[ResponseRequest], prepared: PreparedChat, gi
         record.answering(builder.id, prompt_tokens)
     with contextlib.ExitStack() as undo:
         undo.enter_context(own.record.at_end)
-        answers = run_answers(own, await plan_compared(own, builder.id, prepared.spec))
+        answers = run_answers(own, await plan_answers(own, builder.id, prepared.spec))
         first = builder.object()
         if not await service.kept.put(owner, first, given, call.body.previous_response_id):
             raise InvalidRequestError(
@@ -112,7 +112,7 @@ def stream_of(run: BackgroundRun, record: RequestRecord, service: Service, first
 def _detached(call: Call[ResponseRequest]) -> Call[ResponseRequest]:
     """The call without its connection and without its input, which has been read."""
     given = call.record
-    record = RequestRecord(given.request_id, given.method, given.path, given.address)
+    record = RequestRecord(given.request_id, given.method, given.path, given.address, given.started)
     record.authenticated(given.key)
 
     async def receive() -> Message:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
+from longreach.api.generation.message_files import with_kept_files
 from longreach.api.generation.prepare_chat import PreparedChat, prepare_chat
 from longreach.api.responses.messages import PlacedItem, messages_of, shortened
 from longreach.api.schema.requests.chat_messages import Message
+from longreach.api.schema.requests.chat_turn import ChatTurn
 from longreach.api.schema.requests.response_items import InputItem
 from longreach.api.schema.requests.responses import InputTokensRequest, ResponseRequest
 from longreach.api.service.call import Call
@@ -21,6 +23,8 @@ from longreach.api.service.response_store import BrokenChainError, ChainTooLongE
 from longreach.errors import ContextLengthError, InvalidRequestError, UnavailableError, quoted
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _CURE = "this server keeps none (--responses-store none); send the whole conversation in `input`"
 _PREFIXES = {
@@ -79,15 +83,27 @@ async def read_conversation(call: Call[ResponseRequest] | Call[InputTokensReques
 async def prepare_response(call: Call[ResponseRequest], messages: Sequence[Message]) -> PreparedChat:
     """As `prepare_chat`; with `truncation: auto` without the oldest turns, where not all of them fit."""
     body = call.body
-    turn = body.turn(messages)
+
+    async def prepare(turn: ChatTurn) -> PreparedChat:
+        return await prepare_chat(call, turn, limit=body.max_output_tokens, logprobs=body.logprobs)
+
+    return await fitted(call, await with_kept_files(call, body.turn(messages)), prepare)
+
+
+async def fitted(call: Call[ResponseRequest], turn: ChatTurn, make: Callable[[ChatTurn], Awaitable[T]]) -> T:
+    """What is made of a turn; with `truncation: auto` without its oldest messages, where not all of them fit.
+
+    Raises:
+        ContextLengthError: it does not fit.
+    """
     tries = 0
     while True:
         try:
-            return await prepare_chat(call, turn, limit=body.max_output_tokens, logprobs=body.logprobs)
+            return await make(turn)
         except ContextLengthError as error:
             tries += 1
             part = error.fitting_part * (_CAREFUL if tries <= _PATIENT_TRIES else 0.5)
-            if body.truncation != "auto":
+            if call.body.truncation != "auto":
                 raise
             work = call.service.reading.call(shortened, turn.messages, part, caller=call.record.caller)
             shorter = await call.attend(work)

@@ -7,6 +7,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from longreach.api.service.document_prompt import Prefix, prefix_of
 from longreach.api.service.encode import TextEncoder
 from longreach.api.service.loaded_document import LoadedDocument
 from longreach.documents.document import Document
@@ -32,7 +33,7 @@ class DocumentPrefixes:
         return sum(map(len, self._held.values()))
 
     async def of(self, document: Document) -> list[int]:
-        """The prefix of a document, as `LoadedDocument.prefix` has it.
+        """The prefix of a document, as `prefix_of` has it.
 
         Raises:
             DocumentNotFoundError: it is gone.
@@ -48,9 +49,15 @@ class DocumentPrefixes:
         contents = await service.documents.contents(document)
         loaded = await service.reading.call(LoadedDocument.of, document, contents, caller=owner, size=len(contents))
         encoder = TextEncoder(service, tokenizer, engine.info, owner)
-        prefix = await loaded.prefix(service, encoder, "document")
-        self.hold(document, prefix)
-        return prefix
+        prefix = await prefix_of(service, encoder, loaded, "document")
+        self.keep(document, prefix)
+        return prefix.ids
+
+    def keep(self, document: Document, prefix: Prefix) -> None:
+        """Hold the prefix of a document, and what its text was encoded to."""
+        self.hold(document, prefix.ids)
+        if prefix.beginning is not None:
+            self._service.beginnings.keep(document.id, prefix.beginning)
 
     def hold(self, document: Document, prefix: Sequence[int]) -> None:
         """Hold the prefix of a document in place of those that were used longest ago."""

@@ -65,6 +65,11 @@ class DocumentReader:
         self.prefixes = DocumentPrefixes(service)
         service.documents.on_gone = self.forget
 
+    @property
+    def waiting(self) -> int:
+        """Documents that are to be read."""
+        return len(self._known)
+
     def engine_started(self) -> None:
         """There is an engine that knows of no document: with `start`, pins are sent, and what is not read is read."""
         self._new_engine = True

@@ -29,6 +29,24 @@ class TextEncoder:
         self.info = info
         self.caller = caller
 
+    async def check_length(
+        self, text: str, *, param: str, answer_tokens: int, before: int = 0, most: int | None = None
+    ) -> None:
+        """Refuse a text of which it is known without encoding it that it has too many tokens: more than `most`, or
+        than the context has room for.
+
+        Raises:
+            ContextLengthError: it does not fit.
+        """
+        tokenizer, context = self.tokenizer, self.info.max_model_len
+        most = context - answer_tokens - before if most is None else most
+        if len(text) <= _SHORT_CHARACTERS:
+            least = tokenizer.least_tokens(text) if len(text) > most // 4 else 0
+        else:
+            least = await self._service.reading.call(tokenizer.least_tokens, text, caller=self.caller)
+        if least > most:
+            raise ContextLengthError(before + least, answer_tokens, context, param=param, at_least=True)
+
     async def encode(
         self,
         text: str,
@@ -55,12 +73,7 @@ class TextEncoder:
         tokenizer, service, context = self.tokenizer, self._service, self.info.max_model_len
         room = context - answer_tokens - before
         most = room if keep is None else MAX_PROMPT_TOKENS
-        if len(text) <= _SHORT_CHARACTERS:
-            least = tokenizer.least_tokens(text) if len(text) > most // 4 else 0
-        else:
-            least = await service.reading.call(tokenizer.least_tokens, text, caller=self.caller)
-        if least > most:
-            raise ContextLengthError(before + least, answer_tokens, context, param=param, at_least=True)
+        await self.check_length(text, param=param, answer_tokens=answer_tokens, before=before, most=most)
         work = tokenizer.encoding(text, special, parse_special, max(most, 0), beginning)
         try:
             ids = await service.encoding.run(work, caller=self.caller, size=sys.getsizeof(text))

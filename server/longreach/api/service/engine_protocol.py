@@ -58,8 +58,10 @@ class EngineProtocol(Protocol):
         attention: AttentionPolicy = ...,
         *,
         max_tokens: int = ...,
+        answers: int = ...,
         priority: int = ...,
         flexible: bool = ...,
+        caller: str = ...,
     ) -> Looked:
         """What a request would get from the caches now, and when its first token would come."""
         ...

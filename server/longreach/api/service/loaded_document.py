@@ -8,18 +8,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
 from longreach.api.http.request_log import RequestRecord
 from longreach.api.schema.requests.chat_messages import Message
-from longreach.api.service.chat_prompt import Chat
 from longreach.api.service.encode import TextEncoder
 from longreach.documents.document import Document, NewDocument, is_id
 from longreach.documents.wrapping import wrapped
 from longreach.errors import ContextLengthError, HttpError, InvalidRequestError, OverloadedError, UnavailableError
 from longreach.text.beginning import Beginning
-from longreach.text.marks import Marks
 from longreach.util import exact_json
 
 if TYPE_CHECKING:
@@ -30,8 +27,6 @@ log = logging.getLogger(__name__)
 _RETRY_AFTER_BODIES = 2
 _MESSAGES = TypeAdapter(list[Message])
 _LEADING = ("system", "developer")
-# Two questions that have no first token in common: what their prompts have in common is what all prompts have.
-_QUESTIONS = ("0", "What")
 
 
 @dataclass(frozen=True)
@@ -144,23 +139,6 @@ class LoadedDocument:
         )
         return [*first, *ids]
 
-    async def prefix(self, service: Service, encoder: TextEncoder, param: str) -> list[int]:
-        """The token ids that all prompts with this document begin with, where nothing stands before it.
-
-        Raises:
-            ApiError: the document does not fit into the context, is empty, or the chat template refuses it.
-        """
-        if self.document.use == "completion":
-            return await self.before_prompt(encoder, param=param)
-        chat, marks = service.chat, encoder.tokenizer.marks
-        special, caller = chat.template.is_default, encoder.caller
-        prompts: list[list[int]] = []
-        for question in _QUESTIONS:
-            messages = self.before([Message(role="user", content=question)], param)
-            _, text = await service.reading.call(_written, chat, messages, marks, caller=caller)
-            prompts.append(await encoder.encode(text, param=param, answer_tokens=1, special=special))
-        return await service.reading.call(_common, *prompts, caller=caller)
-
 
 async def load_document(
     service: Service, record: RequestRecord, reference: str, param: str = "document"
@@ -195,12 +173,6 @@ async def load_document(
     return replace(loaded, beginning=service.beginnings.get(used.id))
 
 
-def _written(chat: Chat, messages: Sequence[Message], marks: Marks) -> tuple[str, str]:
-    """The prompt of a chat, as it reads and as it is to be encoded."""
-    guarded, text = chat.text(messages, [], marks, add_generation_prompt=True, variables={})
-    return text, guarded
-
-
 def token_ids_of(contents: bytes) -> list[int]:
     """Token ids from their little-endian int32."""
     ids = array("i")
@@ -211,10 +183,3 @@ def token_ids_of(contents: bytes) -> list[int]:
 def packed_token_ids(ids: Sequence[int]) -> bytes:
     """Token ids as they are kept."""
     return array("i", ids).tobytes()
-
-
-def _common(one: Sequence[int], other: Sequence[int]) -> list[int]:
-    """The first tokens that two prompts have in common."""
-    both = min(len(one), len(other))
-    differs = np.asarray(one[:both], np.int64) != np.asarray(other[:both], np.int64)
-    return [*one[: int(differs.argmax()) if differs.any() else both]]

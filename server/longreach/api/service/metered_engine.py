@@ -79,12 +79,21 @@ class MeteredEngine(EngineProtocol):
         attention: AttentionPolicy = DENSE,
         *,
         max_tokens: int = 1,
+        answers: int = 1,
         priority: int = 0,
         flexible: bool = False,
+        caller: str = "",
     ) -> Looked:
         """As `EngineProtocol.look`."""
         return await self._engine.look(
-            prompt, cache_salt, attention, max_tokens=max_tokens, priority=priority, flexible=flexible
+            prompt,
+            cache_salt,
+            attention,
+            max_tokens=max_tokens,
+            answers=answers,
+            priority=priority,
+            flexible=flexible,
+            caller=caller,
         )
 
     async def stop(self) -> None:

@@ -28,6 +28,7 @@ from longreach.api.service.recent_prompts import RecentPrompts
 from longreach.api.service.sampling_defaults import sampling_defaults
 from longreach.config import Settings
 from longreach.documents.beginnings import Beginnings
+from longreach.documents.counts import DocumentCounts
 from longreach.documents.documents import Documents
 from longreach.documents.uploads import Uploads
 from longreach.engine.client import EngineClient
@@ -83,7 +84,7 @@ class Service:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.keys = ApiKeys.of(settings)
-        self.metrics = Metrics(settings.name, self._look)
+        self.metrics = Metrics(settings.name, self._look, self._count_documents)
         self.bodies = SharedBytes(settings.max_total_body_bytes)  # of all open requests
         self.created = int(time.time())
         self.died = asyncio.Event()
@@ -292,6 +293,25 @@ class Service:
     def _look(self) -> tuple[Started, Stats] | None:
         """What the engine says of itself, if there is one and it lives."""
         return (self._engine.info, self._engine.stats) if self._engine is not None and self._engine.alive else None
+
+    def _count_documents(self) -> DocumentCounts | None:
+        """What is kept of documents, if they are."""
+        documents, reader = self.documents, self.document_reader
+        if not documents.enabled:
+            return None
+        totals = documents.totals
+        return DocumentCounts(
+            documents=totals.documents,
+            pinned=totals.pinned,
+            bytes=totals.bytes,
+            most_bytes=documents.most_bytes,
+            tokens=totals.tokens,
+            waiting=reader.waiting,
+            reads=reader.reads,
+            uses=documents.uses,
+            evicted=documents.evicted,
+            expired=documents.expired,
+        )
 
     async def stop(self) -> None:
         """Stop the engine, if it was ever started, and whatever else was."""

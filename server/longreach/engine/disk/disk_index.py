@@ -8,7 +8,7 @@ room as others do.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from longreach.engine.kv_cache.eviction_order import EvictionOrder
@@ -122,9 +122,9 @@ class DiskIndex:
             if path in self._entries:
                 self._touch(path)
 
-    def unpin(self, paths: Iterable[str]) -> None:
-        """Take back one `pin` of each of these."""
-        for path in paths:
+    def unpin(self, paths: Sequence[str]) -> None:
+        """Take back one `pin` of each of these; those that nobody pins any more go first, in this order."""
+        for path in reversed(paths):
             self._pins[path] -= 1
             if not self._pins[path]:
                 del self._pins[path]

@@ -179,7 +179,7 @@ class PageAllocator:
                 hold.first[group] = match.border - len(shared)
                 hold.tables[group] = [DROPPED] * hold.first[group] + shared
             if match.border:
-                self.prefixes.note_cached(request)
+                self.prefixes.note_cached(request, match.border)
         hold.promised = pages
         for group, count in enumerate(missing):
             hold.reserves[group] += count
@@ -293,7 +293,7 @@ class PageAllocator:
     def forget(self, request: Request) -> None:
         """A request that may wait for what is read from disk does so no more."""
         if self.disk is not None:
-            self.disk.leave(request.id)
+            self.disk.reads.forget(request.id)
 
     def expire(self, now: float) -> None:
         """End the retention of pages whose time has come, and take in what has come from disk."""

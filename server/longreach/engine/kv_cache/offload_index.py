@@ -168,7 +168,7 @@ class HostIndex:
     def unpin_names(self, names: Sequence[bytes]) -> None:
         """As `pinned_prompts.Tier.unpin_names`."""
         self._lasting.difference_update(names)
-        for name in names:
+        for name in reversed(names):
             self._order.unpin(name)
 
     def hold(self, name: bytes) -> tuple[int, ...]:

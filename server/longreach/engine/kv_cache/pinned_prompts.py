@@ -28,11 +28,11 @@ class Tier(Protocol):
     """What holds entries by key, and evicts some."""
 
     def pin_names(self, names: Sequence[bytes]) -> None:
-        """Evict the entries with these keys last, whether they are here or come."""
+        """Evict the entries with these keys last, in this order, whether they are here or come."""
         ...
 
     def unpin_names(self, names: Sequence[bytes]) -> None:
-        """Evict the entries with these keys as others, and those that nobody uses any more before them."""
+        """Evict the entries with these keys, in this order, before others, unless they are used again."""
         ...
 
 

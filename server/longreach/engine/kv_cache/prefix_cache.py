@@ -202,14 +202,14 @@ class PrefixCache:
     def unpin_names(self, names: Sequence[bytes]) -> None:
         """As `pinned_prompts.Tier.unpin_names`; what has been used once is given up before anything else."""
         self._lasting.difference_update(names)
-        for page in self._idle_of(names):
-            if page in self._pinned:
-                del self._pinned[page]
-                if page in self._reused:
-                    self._protect(page)
-                else:
-                    self._probation[page] = None
-                    self._probation.move_to_end(page, last=False)
+        pages = [page for page in self._idle_of(names) if page in self._pinned]
+        for page in reversed(pages):
+            del self._pinned[page]
+            self._probation[page] = None
+            self._probation.move_to_end(page, last=False)
+        for page in [page for page in pages if page in self._reused]:
+            del self._probation[page]
+            self._protect(page)
 
     def remove(self, page: int) -> None:
         """Forget the digest of a page, held or idle; nobody will share it any more."""

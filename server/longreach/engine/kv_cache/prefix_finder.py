@@ -52,6 +52,14 @@ class CachedPrefix(NamedTuple):
     states: list[int]
 
 
+class OnDisk(NamedTuple):
+    """What a request gets from disk: up to which `border`, and key and depth (0 of a page) of each entry that it needs
+    for that and is not on the device, in the order in which it needs them. None if none of these is on disk."""
+
+    border: int
+    names: list[tuple[bytes, int]]
+
+
 class PrefixFinder:
     """Looks up prefixes in a `pool` of pages of `groups`, and of `states`, where a model keeps any."""
 
@@ -92,50 +100,73 @@ class PrefixFinder:
                 break
         return border
 
-    def on_disk(self, request: Sought, disk: DiskTier, room: int) -> list[tuple[bytes, int]]:
-        """Key and depth (0 of a page) of what a request that holds nothing gets from disk, in the order in which it
-        needs them, as far as it fits into `room` places of host memory. What takes it no further is left there."""
-        hold, most = request.hold, self.most_shared(request)
-        base = self.usable(request, 0, longest_chain(self._groups, hold.digests, 0, most, self._pool.has))
+    def on_disk(self, request: Sought, disk: Container[bytes], room: int, start: int = 0) -> OnDisk:
+        """What a request that stands at a border gets from disk: up to which border, and what it needs for that and is
+        not on the device, as far as it fits into `room` places of host memory. What takes it no further is left there.
+        """
+        hold, pool, on_device = request.hold, self._pool, self._pool.cache.has_digest
+        base = self.usable(
+            request, start, longest_chain(self._groups, hold.digests, start, self.most_shared(request), pool.has)
+        )
+        most = self._reach_from_disk(request, disk, room, start)
         while most > base:
-            border = self._usable_from_disk(request, most, disk)
+            border = self._usable_from_disk(request, start, most, disk)
             if border <= base:
-                return []
+                break
             names = [
-                (digest, 0)
+                (name, 0)
                 for group in self._all
-                for digest in self.keys(hold, (group,), self._groups.first(group, border), border)
-                if not self._pool.has(digest)
+                for name in self.keys(hold, (group,), max(start, self._groups.first(group, border)), border)
+                if not on_device(name)
             ]
-            if self._states is not None and not self._states.has(hold.digests[border - 1]):
-                names.append((key(hold.digests[border - 1], STATE_GROUP), border))
+            digest = hold.digests[border - 1]
+            if self._states is not None and not self._states.is_on_device(digest):
+                names.append((key(digest, STATE_GROUP), border))
             excess = sum(self._state_places if depth else 1 for _, depth in names) - room
             if excess <= 0:
-                return names
+                return OnDisk(border, names)
             most = border - max(1, excess // max(1, len(self._all)))
-        return []
+        return OnDisk(base, [])
 
-    def _usable_from_disk(self, request: Sought, most: int, disk: Container[bytes]) -> int:
-        """The longest border of at most `most` pages that the device, the host and the disk together have."""
+    def _reach_from_disk(self, request: Sought, disk: Container[bytes], room: int, start: int) -> int:
+        """The page up to which full groups have all pages, of which so many are not on the device."""
+        digests, most, on_device, has = (
+            request.hold.digests,
+            self.most_shared(request),
+            self._pool.cache.has_digest,
+            self._pool.has,
+        )
+        for page in range(start, most):
+            for group in self._groups.full:
+                name = key(digests[page], group)
+                if on_device(name):
+                    continue
+                room -= 1
+                if room < 0 or not (has(name) or name in disk):
+                    return page
+        return most
+
+    def _usable_from_disk(self, request: Sought, start: int, most: int, disk: Container[bytes]) -> int:
+        """The longest border of at most `most` pages, up to which full groups have all, that the device, the host and
+        the disk together have."""
         digests, groups = request.hold.digests, self._groups
 
         def has(name: bytes) -> bool:
             return self._pool.has(name) or name in disk
 
-        border = usable_border(groups, digests, 0, longest_chain(groups, digests, 0, most, has), has)
-        while (states := self._states) is not None and border:
-            depths = range(border, 0, -1)
+        border = usable_border(groups, digests, start, most, has)
+        while (states := self._states) is not None and border > start:
+            depths = range(border, start, -1)
             found = (d for d in depths if states.has(digests[d - 1]) or key(digests[d - 1], STATE_GROUP) in disk)
-            depth = next(found, 0)
-            border = usable_border(groups, digests, 0, depth, has)
+            depth = next(found, start)
+            border = usable_border(groups, digests, start, depth, has)
             if border == depth:
                 break
         return border
 
     def cached(self, request: Sought, disk: DiskTier | None) -> CachedPrefix:
         """What a request that holds nothing would get now, and from where."""
-        wanted = set() if disk is None else {name for name, _ in self.on_disk(request, disk, disk.num_room)}
-        border = self._usable_from_disk(request, self.most_shared(request), wanted)
+        border = self._farthest(request, disk)
         digests, firsts = request.hold.digests, [self._groups.first(group, border) for group in self._all]
         tokens, pages, states = [0, 0, 0], [0, 0, 0], [0, 0, 0]
         for page in range(border):
@@ -154,6 +185,14 @@ class PrefixFinder:
                 tokens[_GPU] = self.match(request).border * self._size
                 tokens[tier] = border * self._size - tokens[_GPU]
         return CachedPrefix(tokens, pages, states)
+
+    def _farthest(self, request: Sought, disk: DiskTier | None) -> int:
+        """The border, in pages, that a request reaches which holds nothing, reading from disk in turns."""
+        chain = longest_chain(self._groups, request.hold.digests, 0, self.most_shared(request), self._pool.has)
+        border = self.usable(request, 0, chain)
+        while disk is not None and (found := self.on_disk(request, disk, disk.num_places, border)).border > border:
+            border = found.border
+        return border
 
     def _tier(self, name: bytes) -> int:
         """Where the entry with this key comes from, which is somewhere."""

@@ -130,6 +130,10 @@ class StateAllocator:
         """As `StatePool.is_there`."""
         return self._pool.is_there(name, slot)
 
+    def is_on_device(self, digest: bytes) -> bool:
+        """Whether the device has the copy with this digest."""
+        return self._pool.lookup(digest) is not None
+
     def has(self, digest: bytes) -> bool:
         """Whether the device or the host has the copy with this digest."""
         host = self._pool.host

@@ -245,7 +245,9 @@ class StatePool:
     def unpin_names(self, names: Sequence[bytes]) -> None:
         """As `pinned_prompts.Tier.unpin_names`."""
         self._lasting.difference_update(names)
-        self._queue_anew(names)
+        for slot in reversed(self._queue_anew(names)):
+            if slot in self._idle.probation and not self._copies[slot].uses:
+                self._idle.probation.move_to_end(slot, last=False)
 
     def retain(self, digest: bytes, until: float) -> None:
         """Evict the copy with this digest after all others, until a time; nothing where there is none."""
@@ -302,11 +304,14 @@ class StatePool:
         assert reserved == self._reserved, f"reserved {self._reserved}, by requests {reserved}"
         assert self.num_available >= 0, "more slots are reserved than could be allocated"
 
-    def _queue_anew(self, names: Sequence[bytes]) -> None:
-        for name in names:
-            slot = self._slot_of.get(name[:-1])  # behind the digest there is the number of the group
-            if slot is not None and name == key(name[:-1], STATE_GROUP) and self.is_idle(slot):
-                self._queue(slot)
+    def _queue_anew(self, names: Sequence[bytes]) -> list[int]:
+        """Queue the idle copies with these keys; their slots."""
+        digests = [name[:-1] for name in names if name == key(name[:-1], STATE_GROUP)]
+        slots = [self._slot_of[digest] for digest in digests if digest in self._slot_of]
+        idle = [slot for slot in slots if self.is_idle(slot)]
+        for slot in idle:
+            self._queue(slot)
+        return idle
 
     def _queue(self, slot: int) -> None:
         """Put an idle copy at the young end of its queue."""

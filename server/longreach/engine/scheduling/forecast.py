@@ -70,6 +70,11 @@ class Forecaster:
         )
         length = total + min(look.max_tokens - 1, self._limits.promised_tokens)
         states = 0 if self._allocator.states is None else SLOTS_PER_REQUEST
+        groups = self._allocator.groups
+        ids_of_one = groups.ids_for(length)
+        ids = ids_of_one + (look.answers - 1) * (
+            ids_of_one - groups.ids_for(total // groups.page_size * groups.page_size)
+        )
         cached = sum(found.tokens)
         visible = look.attention.visible().beside_dense(self._limits.dense_share)
         alone = self._cost.prefill_seconds(cached, total, self._chunk, visible)
@@ -84,7 +89,9 @@ class Forecaster:
             gpu_bytes=gpu,
             host_bytes=host,
             disk_bytes=disk,
-            kv_bytes=self._allocator.groups.ids_for(length) * sizes.page + states * sizes.state,
+            kv_bytes=ids * sizes.page + look.answers * states * sizes.state,
+            fits_now=self._allocator.missing(sought, length) + ids - ids_of_one <= self._allocator.num_available
+            and look.answers <= self._scheduler.num_free_slots,
             ahead=len(queue.first),
         )
         if self._cost == StepCost():
@@ -94,6 +101,7 @@ class Forecaster:
             looked,
             seconds_alone=alone,
             seconds_whole=self._cost.prefill_seconds(0, total, self._chunk, visible),
+            seconds_dense=self._cost.prefill_seconds(0, total, self._chunk),
             seconds_now=max(alone, self._behind(queue, prompt, sought, length)),
         )
 

@@ -130,6 +130,8 @@ def _take(
     elif isinstance(message, Cancel):
         if not preparation.cancel(message.request_id):
             engine.cancel(message.request_id)
+    elif isinstance(message, Look):
+        outbox.put(engine.look(message))
     elif isinstance(message, Generate) and message.grammar is not None:
         preparation.begin(message)
     elif isinstance(message, Generate):

@@ -43,7 +43,8 @@ class DocumentObject(msgspec.Struct, frozen=True, kw_only=True):
     """A kept document.
 
     `state` is `uploading` until all of it has come, `reading` until it has been read into the prefix cache once, then
-    `ready`, or `failed`. `tokens` are those that prompts with it begin with. Times are seconds since 1970.
+    `ready`, or `failed`. `sha256` is the digest of the contents in hex, of a text in UTF-8; null while they come.
+    `tokens` are those that prompts with it begin with. Times are seconds since 1970.
     `cache` is told of one document alone; null where the engine cannot be asked at this moment.
     """
 
@@ -56,6 +57,7 @@ class DocumentObject(msgspec.Struct, frozen=True, kw_only=True):
     state: Literal["uploading", "reading", "ready", "failed"]
     error: DocumentProblem | None
     bytes: int
+    sha256: str | None
     tokens: int | None
     pinned: bool
     ttl_seconds: float | None
@@ -96,6 +98,7 @@ def document_object(document: Document) -> DocumentObject:
         state=document.state,
         error=None if document.problem is None else DocumentProblem(document.problem),
         bytes=document.bytes,
+        sha256=document.digest or None,
         tokens=document.tokens,
         pinned=document.pinned,
         ttl_seconds=document.ttl,

@@ -7,7 +7,11 @@ from msgspec import UNSET, UnsetType
 
 
 class ErrorObject(msgspec.Struct, frozen=True, kw_only=True):
-    """What went wrong; `param` names the field. The last four come with `context_length_exceeded`."""
+    """What went wrong; `param` names the field.
+
+    Numbers of tokens come with `context_length_exceeded`. The deadline comes with `deadline_exceeded`, and with
+    `deadline_cannot_be_met`, which has the predictions, too: in the present queue, and without one.
+    """
 
     message: str
     type: str
@@ -17,6 +21,9 @@ class ErrorObject(msgspec.Struct, frozen=True, kw_only=True):
     n_prompt_tokens_at_least: int | UnsetType = UNSET
     n_prompt_tokens_estimate: int | UnsetType = UNSET
     n_ctx: int | UnsetType = UNSET
+    deadline_ms: int | UnsetType = UNSET
+    predicted_ms: int | UnsetType = UNSET
+    predicted_alone_ms: int | UnsetType = UNSET
 
 
 class ErrorBody(msgspec.Struct, frozen=True):

@@ -31,6 +31,7 @@ class ChatTurn:
         variable_fields: the request's fields that they come from, where those have another name.
         opens_answer: the prompt ends where a new message of the assistant begins.
         continues: the answer goes on with the last message.
+        first_file: the id of the kept document that stands first in the messages.
     """
 
     messages: Sequence[Message]
@@ -45,6 +46,7 @@ class ChatTurn:
     variable_fields: Mapping[str, str] = field(default_factory=dict)
     opens_answer: bool = True
     continues: bool = False
+    first_file: str | None = None
 
     @property
     def offered(self) -> Sequence[Tool]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import re
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, PlainValidator, model_validator
 
@@ -25,12 +26,16 @@ _TEN_YEARS = 315_360_000
 def _name(value: str) -> str:
     if is_id(value):
         raise invalid("must not begin with `doc-` or `file-`, as ids do")
-    if not value.isprintable():
+    if _NAME.fullmatch(value) is None:
         raise invalid("must have no control characters")
     return value
 
 
-DocumentName = Annotated[str, Field(min_length=1, max_length=256), AfterValidator(_name)]
+_NAME = re.compile(r"[^\x00-\x1f\x7f-\x9f]*")
+_NAME_SCHEMA: Any = {"pattern": f"^(?!doc-|file-){_NAME.pattern}$"}
+DocumentName = Annotated[
+    str, Field(min_length=1, max_length=256, json_schema_extra=_NAME_SCHEMA), AfterValidator(_name)
+]
 Seconds = Annotated[int, Field(ge=1, le=_TEN_YEARS)]
 
 

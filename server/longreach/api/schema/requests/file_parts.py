@@ -70,9 +70,14 @@ def reference(file_id: str, at: int | str | None = None) -> str:
     return f"{_MARK}{file_id}{_MARK}"
 
 
+def files_in(text: str | None) -> list[str]:
+    """The ids of the files that stand in a text, in their order."""
+    return _MARKED.findall(text) if text and _MARK in text else []
+
+
 def named_files(texts: Iterable[str | None]) -> list[str]:
     """The ids of the files that stand in `texts`, each once, in their order."""
-    return [*dict.fromkeys(name for text in texts if text and _MARK in text for name in _MARKED.findall(text))]
+    return [*dict.fromkeys(name for text in texts for name in files_in(text))]
 
 
 def with_files(text: str, files: Mapping[str, str]) -> str:

@@ -30,6 +30,8 @@ from longreach.api.schema.requests.fields import (
 )
 from longreach.engine.messages import Sampling
 
+MAX_DEADLINE_MS = 24 * 60 * 60 * 1000
+
 
 def _stop_token_ids(value: object) -> list[int]:
     ids = [] if value is None else token_ids(value)
@@ -93,6 +95,14 @@ class ServingFields(DocumentField):
             "are `default`."
         ),
         json_schema_extra={"enum": [*_TIERS]},
+    )
+    deadline_ms: int | None = Field(
+        None,
+        ge=1,
+        le=MAX_DEADLINE_MS,
+        description=(
+            "Milliseconds from the request's arrival to its first token. What cannot be met is refused at once."
+        ),
     )
     cache_salt: Annotated[str, or_default("")] = Field(
         "", max_length=256, description="Only requests with the same salt share cached prefixes."
