@@ -17,7 +17,7 @@ from pathlib import Path
 
 from longreach.bench import load_plot, load_report, report
 
-from benchmarks import answers_report, attacks, decode_budget, profile_kernels, quality_report, training_steps
+from benchmarks import answers_report, attacks, decode_budget, profile_kernels, quality_report, training_steps, upload
 from benchmarks.attention_methods import tables as methods
 from benchmarks.kernels import measure as kernels
 
@@ -26,33 +26,34 @@ _NAMES = ("benchmarks", "kernels", "context-parallel", "attention-methods", "att
 PAGES = (*(ROOT / "docs" / f"{name}.md" for name in _NAMES), ROOT / "README.md", ROOT / "SECURITY.md")
 
 
+# What a result has that no other has, and who makes its table.
+_TABLES: dict[str, Callable[[dict], str]] = {
+    "attacks": attacks.table,
+    "uploads": upload.table,
+    "profiles": profile_kernels.table,
+    "methods": methods.table,
+    "attentions": training_steps.table,
+    "curves": quality_report.table,
+    "ceilings": kernels.table,
+    "policies": load_report.table,
+    "runs": report.table,
+}
+
+
 def table(result: dict) -> str:
-    """The Markdown table of a result, by what it has: attacks, attention methods, training steps, recall by policy,
-    profiles of kernels, their speeds, a load test, latencies, exchanges between GPUs, decode budgets, answers by choice
-    of tiles, such choices, or errors."""
-    if "attacks" in result:
-        return attacks.table(result)
-    if "profiles" in result:
-        return profile_kernels.table(result)
-    if "methods" in result:
-        return methods.table(result)
-    if "attentions" in result:
-        return training_steps.table(result)
-    if "curves" in result:
-        return quality_report.table(result)
-    if "ceilings" in result:
-        return kernels.table(result)
-    if "policies" in result:
-        return load_report.table(result)
-    if "runs" in result:
-        return report.table(result)
-    if "exchange" in result["rows"][0]:
+    """The Markdown table of a result, by what it has, and of others by what their rows have: exchanges between GPUs,
+    decode budgets, answers by choice of tiles, such choices, or errors."""
+    for name, make in _TABLES.items():
+        if name in result:
+            return make(result)
+    row = result["rows"][0]
+    if "exchange" in row:
         return exchanges_table(result)
-    if "budget" in result["rows"][0]:
+    if "budget" in row:
         return decode_budget.table(result)
-    if "task" in result["rows"][0]:
+    if "task" in row:
         return answers_report.table(result)
-    return choices_table(result) if "choice" in result["rows"][0] else errors_table(result)
+    return choices_table(result) if "choice" in row else errors_table(result)
 
 
 def choices_table(result: dict) -> str:

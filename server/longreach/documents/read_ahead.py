@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import uuid
 from array import array
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
@@ -172,10 +173,11 @@ class ReadAhead:
     async def _next_length(self, info: Started) -> int | None:
         """Tokens of the next request, once enough have come; None where nothing is left to be read."""
         most = info.max_model_len - 1  # one is drawn
+        unit = math.lcm(info.page_size, self._attention.query_tile)  # keys are chosen for whole tiles of queries
         while True:
             self._news.clear()
-            length = min(len(self._ids), most) // info.page_size * info.page_size
-            if self._ended or length >= most - info.page_size:
+            length = min(len(self._ids), most) // unit * unit
+            if self._ended or length > most - unit:
                 return length if length > self._sent else None
             if length - self._sent >= max(info.max_batched_tokens * _OF_CHUNK, len(self._ids) * _OF_PROMPT):
                 return length
