@@ -26,6 +26,7 @@ from benchmarks import (
     profile_kernels,
     quality_report,
     training_steps,
+    upload,
 )
 from benchmarks.attention_methods import tables as methods
 from benchmarks.kernels import measure as kernels
@@ -96,6 +97,7 @@ def errors_table(result: dict) -> str:
 _TABLES = {
     "restarts": disk_restart.table,
     "attacks": attacks.table,
+    "uploads": upload.table,
     "profiles": profile_kernels.table,
     "methods": methods.table,
     "attentions": training_steps.table,

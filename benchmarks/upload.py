@@ -6,7 +6,8 @@
 Each text is sent twice, to begin with other words each time. As a document it is read while it comes, and a question is
 asked behind its last byte. As a prompt it comes as fast as it can, with the question in it. Beside the times from the
 last byte to the first token stands how long a chunk takes behind that document: the difference that a chunk more in a
-question makes. Words are drawn at random from a few hundred. A shape has the embedded model's tokenizer.
+question makes. Words are drawn at random from the 800 most common ones of `docs`. A shape has the embedded model's
+tokenizer.
 """
 
 from __future__ import annotations
@@ -15,11 +16,13 @@ import argparse
 import http.client
 import json
 import random
+import re
 import shlex
 import socket
 import statistics
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -29,6 +32,7 @@ from longreach.bench import launch, shapes
 from longreach.bench.summary import environment
 from longreach.config import EMBEDDED_MODEL
 
+_ROOT = Path(__file__).resolve().parent.parent
 _QUESTION = "\nWho is named in this text?"
 _PATIENCE = 600.0
 _SETTLING = 0.3  # seconds between two measurements
@@ -39,8 +43,9 @@ class Words:
 
     def __init__(self, seed: int = 0) -> None:
         self._rng = random.Random(seed)
-        letters = "etaoinshrdlucmfwypvbgk"
-        self._words = ["".join(self._rng.choices(letters, k=self._rng.randint(2, 9))) for _ in range(800)]
+        written = " ".join(page.read_text(encoding="utf-8") for page in sorted((_ROOT / "docs").glob("*.md")))
+        counts = Counter(re.findall(r"\b[a-z]{2,12}\b", written))
+        self._words = [word for word, _ in counts.most_common(800)]
 
     def text(self, num_bytes: int) -> str:
         """Lines of about so many bytes together."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import uuid
 from array import array
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
@@ -89,7 +90,8 @@ class ReadAhead:
         self._attention = attention
         self._cache_salt = cache_salt
         self._caller = caller
-        self._name = name or f"read-{uuid.uuid4().hex}"
+        # Another reading of the same prompt may follow while the engine still tells of this one.
+        self._name = f"{name or 'read'}-{uuid.uuid4().hex}"
         self._requests = 0
         self._engine: Engine | None = None  # that has read what was sent
         self._ids = array("i")
@@ -171,10 +173,11 @@ class ReadAhead:
     async def _next_length(self, info: Started) -> int | None:
         """Tokens of the next request, once enough have come; None where nothing is left to be read."""
         most = info.max_model_len - 1  # one is drawn
+        unit = math.lcm(info.page_size, self._attention.query_tile)  # keys are chosen for whole tiles of queries
         while True:
             self._news.clear()
-            length = min(len(self._ids), most) // info.page_size * info.page_size
-            if self._ended or length >= most - info.page_size:
+            length = min(len(self._ids), most) // unit * unit
+            if self._ended or length > most - unit:
                 return length if length > self._sent else None
             if length - self._sent >= max(info.max_batched_tokens * _OF_CHUNK, len(self._ids) * _OF_PROMPT):
                 return length

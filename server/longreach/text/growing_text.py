@@ -16,7 +16,7 @@ from longreach.text.tokenizer import MAX_STRETCH_CHARACTERS, Tokenizer, TooManyT
 from longreach.util.work_pool import done
 
 # Characters of a piece: half of what is there, within these bounds. Long ones take less time for each character.
-LEAST_PIECE = 4 * 1024
+LEAST_PIECE = 1024
 MOST_PIECE = 32 * 1024
 
 

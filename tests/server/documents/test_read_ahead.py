@@ -13,7 +13,7 @@ from longreach.documents.read_ahead import ReadAhead
 from longreach.engine.errors import QueueFullError, RequestFailedError
 from longreach.errors import UnavailableError
 from longreach.metrics import Metrics
-from longreach.policies.values import Window
+from longreach.policies.values import Dynamic, Window
 
 from tests.server.api.fake_engine import EchoEngine, started
 
@@ -118,6 +118,16 @@ def test_nothing_is_read_beyond_the_context() -> None:
             ahead.feed([7])
             await ahead.end()
         assert engines.lengths == [3 * PAGE]  # a fourth page would leave no room for an answer
+
+    run(test)
+
+
+def test_whole_tiles_are_read_where_keys_are_chosen_for_tiles() -> None:
+    async def test(engines: Engines) -> None:
+        async with ReadAhead(engines, attention=Dynamic()) as ahead:
+            ahead.feed([7] * 5 * PAGE)
+            await ahead.end()
+        assert engines.lengths == [4 * PAGE]
 
     run(test)
 

@@ -52,6 +52,7 @@ async def create_document(request: Request) -> Response:
     """Keep a document. The answer comes at once (201), while the document is read in the background.
 
     One that is kept already under this name, with the same contents, use, salt and policy, is not kept twice (200).
+    A body of the type `text/plain` is the text itself, which is read while it comes; the other fields stand in the URL.
     """
     if declares_text(request):
         return await create_from_text(request)
