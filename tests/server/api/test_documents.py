@@ -361,3 +361,16 @@ def test_a_policy_goes_to_the_engine_as_it_was_given(chat: LiveServer) -> None:
 
 def test_the_tokenizer_says_which_one_it_is(tokenizer: Tokenizer, model_dir: Path) -> None:
     assert tokenizer.digest == Tokenizer.load(str(model_dir)).digest
+
+
+def test_long_bodies_are_taken_as_short_ones_are(chat: LiveServer) -> None:
+    policy = {"policy": "window", "size": 512, "sinks": 4}
+    long = TEXT * 82  # over 64 KiB, from where on bodies are decoded by the types of their fields
+    for number, body in enumerate(
+        ({"text": long}, {"messages": [{**HELLO, "content": long}]}, {"token_ids": [5] * 40_000})
+    ):
+        told = upload(chat, name=f"n{number}", attention=policy, ttl_seconds=60, **body)
+        assert (told["state"], told["attention"], told["ttl_seconds"]) == ("ready", policy, 60)
+        assert told["bytes"] > 2**16
+    response = chat.http.post("/v1/documents", json={"text": long, "pinned": True})
+    assert refusal(response, 400)[:2] == ("pinned", "unknown_parameter")

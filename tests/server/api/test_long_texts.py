@@ -65,8 +65,8 @@ def test_what_turns_out_too_long_is_given_up_on_the_way(
     read = []
     plain = Tokenizer._pieces
 
-    def pieces(self: Tokenizer, text: str, *rest: Any) -> Any:
-        for piece, end in plain(self, text, *rest):
+    def pieces(self: Tokenizer, text: str, *rest: Any, **more: Any) -> Any:
+        for piece, end in plain(self, text, *rest, **more):
             read.append(len(piece))
             yield piece, end
 
