@@ -178,6 +178,8 @@ def test_what_cannot_be_put_in_is_refused_and_reaches_no_engine(live: LiveServer
         error = answer.json()["error"]
         assert (answer.status_code, error["param"], error["code"]) == (status, param, code), answer.text
     assert len(live.engine.requests) == before
+    error = chat(live, [of_chat(file_id=long.id)] * 999).json()["error"]
+    assert "the files in them have 53946000 bytes together" in error["message"], "before any of it is in memory"
 
 
 def test_where_nothing_is_kept_a_file_comes_with_the_request(
