@@ -137,11 +137,16 @@ class DiskStore:
         self._work.put(lambda: self._run(Done(key, is_read=False, ok=True), size, entry_file.write, parts, ready))
         return True
 
-    def read(self, key: bytes, parts: Sequence[bytearray | memoryview]) -> None:
-        """Begin to read an entry that is here into `parts`, which are not to be looked at until `done` has it."""
+    def read(
+        self, key: bytes, parts: Sequence[bytearray | memoryview], ready: Callable[[], object] | None = None
+    ) -> None:
+        """Begin to read an entry that is here into `parts`, which are not to be looked at until `done` has it.
+
+        `ready` waits until nobody else uses the parts; the thread that reads calls it.
+        """
         self._index.use(self._path(key))
         size = sum(memoryview(part).nbytes for part in parts)
-        self._readers.submit(self._run, Done(key, is_read=True, ok=True), size, entry_file.read, parts)
+        self._readers.submit(self._run, Done(key, is_read=True, ok=True), size, entry_file.read, parts, ready)
 
     def done(self) -> list[Done]:
         """What has come to its end since the last call."""
@@ -247,6 +252,8 @@ class DiskStore:
                 self._rests_until = time.monotonic() + _REST_SECONDS
             what = "read from" if done.is_read else "written to"
             logger.warning("a KV entry could not be %s %s: %s", what, self._folder, error)
+        if done.is_read and not isinstance(error, OSError | DamagedEntryError):
+            return  # `ready` failed, which the file cannot help
         self._index.remove(path)
         if done.is_read:
             self._work.put(lambda: self._unlink(path))

@@ -62,7 +62,7 @@ class Store(Protocol):
 
     def write(self, key: bytes, parts: Sequence[memoryview], ready: Callable[[], object] | None = None) -> bool: ...
 
-    def read(self, key: bytes, parts: Sequence[memoryview]) -> None: ...
+    def read(self, key: bytes, parts: Sequence[memoryview], ready: Callable[[], object] | None = None) -> None: ...
 
     def done(self) -> Sequence[Done]: ...
 
@@ -72,7 +72,7 @@ class Store(Protocol):
 
 
 class PlaceMemory(Protocol):
-    """The host memory behind places; `offload_store.HostStore`, or a stand-in."""
+    """The host memory behind places; `offload_store.HostStore`, of several ranks `RankPlaces`, or a stand-in."""
 
     def contents(self, places: Places) -> list[memoryview]:
         """The bytes of places, one after another."""
@@ -233,13 +233,15 @@ class DiskTier:
         if sum(index.state_places if depth else 1 for _, depth in new) > index.num_unheld:
             return False
         wait = self._waits[request_id] = _Wait(self._clock() + seconds)
+        # Places whose entries were given up in this step may have copies of the last one under way.
+        settled = self._memory.settled() if new else None
         for name, depth in names:
             if name not in self._reading:
                 places = index.expect(name, depth)
                 if places is None:
                     break  # this step uses what is left
                 self._reading[name] = _Reading(places, depth)
-                self.store.read(name, self._memory.contents(places))
+                self.store.read(name, self._memory.contents(places), settled)
             wait.names.add(name)
         return True
 

@@ -38,7 +38,7 @@ class Disk:
         self.begun.append(Done(key, is_read=False, ok=True))
         return True
 
-    def read(self, key: bytes, parts: Sequence[Any]) -> None:
+    def read(self, key: bytes, parts: Sequence[Any], ready: Callable[[], object] | None = None) -> None:
         self.begun.append(Done(key, is_read=True, ok=True))
 
     def end(self, *, ok: bool = True) -> None:
