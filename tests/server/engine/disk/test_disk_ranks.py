@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import threading
@@ -10,8 +11,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from longreach.bench import shapes
 from longreach.engine.client import EngineClient
 from longreach.engine.device.offload_store import HostStore
 from longreach.engine.device.ranks.process_group import Joined
@@ -24,10 +27,11 @@ from longreach.engine.messages import EngineConfig
 from longreach.engine.startup import disk
 from longreach_patches import KVPages, PageShape, RankLayout
 from torch import distributed
+from transformers import LlamaConfig
 
 from tests.server.engine.disk.test_disk_restart import DOCUMENT, ask, engine_of, last_update, models, patient, text
 from tests.server.engine.disk.test_disk_store import files_below
-from tests.server.engine.driving import spec
+from tests.server.engine.driving import build, spec
 from tests.server.engine.places import admitted
 from tests.server.engine.test_ranks import children, rest, until_dead
 
@@ -201,3 +205,44 @@ def test_copies_are_waited_for_on_each_rank() -> None:
     first()
     with pytest.raises(AssertionError, match="rank 1 answers what it was not asked"):
         settling.answered(1, 1)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.parametrize("split", ["tensor_parallel_size", "context_parallel_size"])
+def test_two_gpus_find_on_disk_what_they_left_there(tmp_path: Path, split: str) -> None:
+    """Neither their own nor the host's memory holds all documents: places are given away while copies are under way."""
+    model = LlamaConfig.from_dict(shapes.config("llama-8b"))
+    model.num_hidden_layers = 4
+    model.save_pretrained(tmp_path / "model")
+    page_bytes = 4 * 2 * 8 * 128 * 4 * 16  # of both, in fp32
+    settings = {
+        "device": "auto",
+        "random_weights": True,
+        "dtype": "float32",
+        "max_model_len": 4096,
+        "max_batched_tokens": 1024,
+        "gpu_memory_utilization": 0.25,
+        "kv_cache_bytes": 260 * page_bytes // 2,
+        "kv_offload_bytes": 300 * page_bytes,
+        split: 2,
+    }
+    rng = np.random.default_rng(0)
+    documents = [rng.integers(2, 128000, 3000).tolist() for _ in range(3)]
+    told: list[tuple[list[int], int]] = []
+    alone = build(tmp_path / "model", **(settings | {"kv_cache_bytes": 1 << 30, "kv_offload_bytes": 0, split: 1}))[0]
+    plain = [ask(alone, f"plain {n}", prompt)[0] for n, prompt in enumerate(documents)]
+    alone.close()
+    del alone
+    gc.collect()
+    for start in range(2):
+        engine = engine_of(tmp_path / "model", tmp_path / "disk", **settings, kv_disk_bytes=1 << 30)
+        told += [ask(engine, f"{start} {n}", documents[n % 3]) for n in range(6)]
+        engine.close()
+        counts = engine.stats.disk
+        assert counts is not None
+        assert (counts.damaged, counts.failed) == (0, 0)
+        del engine
+        gc.collect()
+    assert [answer for answer, _ in told] == plain * 4
+    assert all(cached > 2900 for _, cached in told[6:9]), "the first three after the restart"
