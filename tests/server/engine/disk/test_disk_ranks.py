@@ -65,7 +65,7 @@ def test_a_restart_reads_nothing_again(models: dict[str, Path], kind: str, tmp_p
     answer, last = last_update(third, "third", prompt)
     third.close()
     assert answer == plain
-    assert last.cached < len(DOCUMENT) - 128
+    assert last.cached_disk < len(DOCUMENT) - 128
     assert third.stats.disk is not None
     assert third.stats.disk.damaged > 0
     alone = engine_of(models[kind], tmp_path)
