@@ -27,7 +27,7 @@ from longreach.engine.kv_cache.prefix_cache import PageHasher
 from longreach.engine.kv_cache.state_allocator import StateAllocator
 from longreach.engine.kv_cache.state_borders import BorderRule
 from longreach.engine.kv_cache.state_pool import StatePool
-from longreach.engine.messages import Failed, Generate, Sampling
+from longreach.engine.messages import Failed, Generate, Pin, Sampling
 from longreach.engine.requests.step_plan import StepPlan
 from longreach.engine.scheduling.limits import Limits
 from longreach.engine.scheduling.scheduler import Scheduler
@@ -53,35 +53,34 @@ DOCUMENTS = [
     [2, 1, 0, 0, 1] * 16,
 ]
 
+SETTINGS: dict[str, st.SearchStrategy[Any]] = {
+    "pages": st.integers(20, 40),
+    "page_size": st.sampled_from([1, 4]),
+    "max_itl": st.sampled_from([math.inf, 0.2, 1e-6]),
+    "promised": st.sampled_from([0, 1, 5, 100]),
+    "overlaps": st.booleans(),
+    "slots": st.sampled_from([0, 1, 7, 40, 200]),
+    "restored": st.sampled_from([1, 3, 100]),
+    "batch_invariant": st.booleans(),
+    "model": st.sampled_from(MODELS),
+    "copies": st.sampled_from([0, 1, 3, 100]),
+    "state_places": st.sampled_from([1, 3, 7]),
+    "rule": st.builds(BorderRule, st.sampled_from([1, 10, 1000]), st.sampled_from([1, 5, 30])),
+    "disk": st.sampled_from([None, (1, 0), (3, 5), (30, 0), (30, 2)]),
+}
+
 
 class Histories(RuleBasedStateMachine):
     """An engine over simulated pages, a clock, and the requests that are in it."""
 
     requests = Bundle("requests")
 
-    @initialize(
-        settings=st.fixed_dictionaries(
-            {
-                "pages": st.integers(20, 40),
-                "page_size": st.sampled_from([1, 4]),
-                "max_itl": st.sampled_from([math.inf, 0.2, 1e-6]),
-                "promised": st.sampled_from([0, 1, 5, 100]),
-                "overlaps": st.booleans(),
-                "slots": st.sampled_from([0, 1, 7, 40, 200]),
-                "restored": st.sampled_from([1, 3, 100]),
-                "batch_invariant": st.booleans(),
-                "model": st.sampled_from(MODELS),
-                "copies": st.sampled_from([0, 1, 3, 100]),
-                "state_places": st.sampled_from([1, 3, 7]),
-                "rule": st.builds(BorderRule, st.sampled_from([1, 10, 1000]), st.sampled_from([1, 5, 30])),
-                "disk": st.sampled_from([None, (1, 0), (3, 5), (30, 0), (30, 2)]),
-            }
-        )
-    )
+    @initialize(settings=st.fixed_dictionaries(SETTINGS))
     def start(self, settings: dict[str, Any]) -> None:
         self.files: Files = {}
         self.names = iter(range(10**6))
         self.settings = SimpleNamespace(**settings)
+        self.pins: dict[str, Pin] = {}
         self.begin()
         for name in LOGGERS:
             logging.getLogger(name).setLevel(logging.CRITICAL)
@@ -107,11 +106,13 @@ class Histories(RuleBasedStateMachine):
         self.runner = SimulatedRunner(how.page_size, cost=cost, overlaps=how.overlaps, rounds=batch_invariant, **kinds)
         self.runner.after_step = self.while_a_step_runs
         if host is not None and how.disk is not None:
-            store = SimulatedDisk(self.runner, self.files, *how.disk)
+            store = self.open_disk()
             host.disk = DiskTier(store, host, store, 1, self.runner.clock)
         hasher = PageHasher(how.page_size, "m", answers_apart=batch_invariant)
         allocator = PageAllocator(pool, hasher, PageGroups(how.page_size, windows, BUDGET), states)
         self.engine = Engine(Scheduler(allocator, limits), self.runner, self.runner.clock)
+        for pin in self.pins.values():
+            self.engine.pin(pin)
         self.alive: dict[str, Generate] = {}
         self.streams: dict[str, list[int]] = {}
         self.scores: dict[str, list[int]] = {}  # the prompt's tokens whose log-probabilities have been told
@@ -123,6 +124,10 @@ class Histories(RuleBasedStateMachine):
         self.fail_moves = self.failed_moves = False
         self.runner.before_move = self.while_pages_are_moved
         self.runner.before_result = self.while_a_result_is_fetched
+
+    def open_disk(self) -> Any:
+        """A disk with what engines before have left there, as a store and as the memory behind places."""
+        return SimulatedDisk(self.runner, self.files, *self.settings.disk)
 
     @rule(
         target=requests,
@@ -190,6 +195,21 @@ class Histories(RuleBasedStateMachine):
     @rule(name=consumes(requests))
     def cancel_while_the_next_step_runs(self, name: str) -> None:
         self.cancel_in_step = name
+
+    @rule(
+        name=st.sampled_from("abc"),
+        document=st.sampled_from(DOCUMENTS),
+        length=st.integers(0, 75),
+        salt=st.sampled_from(["", "", "other"]),
+    )
+    def pin(self, name: str, document: list[int], length: int, salt: str) -> None:
+        self.pins[name] = Pin(name, document[:length], salt)
+        self.engine.pin(self.pins[name])
+
+    @rule(name=st.sampled_from("abc"))
+    def unpin(self, name: str) -> None:
+        self.pins.pop(name, None)
+        self.engine.unpin(name)
 
     @rule()
     def die(self) -> None:

@@ -161,8 +161,8 @@ class DiskStore:
         self._index.pin(map(self._path, keys))
 
     def unpin(self, keys: Sequence[bytes]) -> None:
-        """Take back one `pin` of each of these."""
-        self._index.unpin(map(self._path, keys))
+        """Take back one `pin` of each of these; those that nobody pins any more go first, in this order."""
+        self._index.unpin([self._path(key) for key in keys])
 
     def remove(self, keys: Sequence[bytes]) -> None:
         """Delete entries that are here and that nobody reads."""
