@@ -245,4 +245,4 @@ def test_two_gpus_find_on_disk_what_they_left_there(tmp_path: Path, split: str) 
         del engine
         gc.collect()
     assert [answer for answer, _ in told] == plain * 4
-    assert all(cached > 2900 for _, cached in told[6:9]), "the first three after the restart"
+    assert all(cached > 2900 for _, cached in told[3:])
