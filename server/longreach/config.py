@@ -193,7 +193,7 @@ class Settings(BaseSettings):
     )
     kv_disk: Path | None = Field(None, description="Folder that keeps KV pages and states on disk, also over restarts.")
     kv_disk_bytes: Bytes = Field(
-        0, ge=0, le=2**50, description="What that folder may take: 200GiB or a number of bytes."
+        0, ge=0, le=2**50, description="What that folder may take, for all GPUs together: 200GiB or a number of bytes."
     )
     state_cache_bytes: Annotated[Bytes | None, BeforeValidator(or_auto)] = Field(
         None, ge=0, le=2**44, description="Memory on each device for copies of recurrent states: 2GiB, auto; 0: none."

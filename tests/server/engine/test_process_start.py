@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 import uvloop
 from longreach.engine.client import EngineClient
@@ -101,8 +102,9 @@ def test_a_rank_without_descriptors_is_an_error_and_ends_the_others(
     before = open_descriptors()
     for more in (0, 1, 2, 4):
         few_descriptors(more)
-        with pytest.raises(HostShortageError, match=r"rank [12] cannot be started: Too many open files"):
-            Ranks(config(tmp_path), 3)
+        for disk in (None, str(tmp_path)):
+            with pytest.raises(HostShortageError, match=r"rank [12] cannot be started: Too many open files"):
+                Ranks(msgspec.structs.replace(config(tmp_path), kv_disk=disk), 3)
         few_descriptors(64)
         assert open_descriptors() == before
 

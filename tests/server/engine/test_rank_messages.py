@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from longreach.engine.device.batch_builder import HostBatch, HostGroup
-from longreach.engine.device.ranks.rank_messages import Compute, Join, Move, ToRank, encode, receive
+from longreach.engine.device.ranks.rank_messages import Compute, Join, Move, Settle, ToRank, encode, receive
 from longreach.engine.kv_cache.offload_index import CacheMoves, Copy
 from longreach.engine.messages import EngineConfig
 from longreach.policies.values import DENSE, Dynamic, SparseDecode, VerticalSlash
@@ -68,7 +68,7 @@ def test_a_step_arrives_bit_by_bit_and_can_be_written_to(tokens: int) -> None:
 
 def test_other_messages_arrive_in_order() -> None:
     moves = CacheMoves([Copy(1, (2,))], [3], [], [Copy(4, (5, 9, 6), is_state=True), Copy(6, (7,))])
-    messages: list[ToRank] = [Join(EngineConfig(model="m", tensor_parallel_size=2), 1, "/x"), Move(moves)]
+    messages: list[ToRank] = [Join(EngineConfig(model="m", tensor_parallel_size=2), 1, "/x"), Move(moves), Settle()]
     assert sent(messages) == [*messages, None]
     assert isinstance(messages[1], Move)
 

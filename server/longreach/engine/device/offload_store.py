@@ -22,21 +22,26 @@ _STAGING_BYTES = 64 << 20
 
 class HostStore:
     """`num_places` places in host memory, each for one of `pages`, pinned where the pages are on a GPU; of a model that
-    keeps `states`, a state takes several.
+    keeps `states`, a state takes several. With the name of a file, another process has the memory, too.
 
     Raises:
         ValueError: the memory is not to be had; the message names the fix.
     """
 
-    def __init__(self, pages: KVPages, num_places: int, states: StateStore | None = None) -> None:
+    def __init__(
+        self, pages: KVPages, num_places: int, states: StateStore | None = None, shared_file: str = ""
+    ) -> None:
         self._pages = pages
         self._states = states
         self._batch = max(1, _STAGING_BYTES // pages.shape.bytes_per_page)
         size = num_places * pages.shape.bytes_per_page
-        try:
-            self.places = torch.empty((num_places, pages.words_per_page), dtype=torch.int64)
-        except RuntimeError as error:  # torch's own, where the machine does not have so much
-            raise _too_much(size) from error
+        if shared_file:
+            self.places = shared_places(shared_file, num_places, pages.words_per_page)
+        else:
+            try:
+                self.places = torch.empty((num_places, pages.words_per_page), dtype=torch.int64)
+            except RuntimeError as error:  # torch's own, where the machine does not have so much
+                raise _too_much(size) from error
         self._bytes = self.places.view(torch.uint8)
         self._stream: torch.cuda.Stream | None = None
         # The ends of the copies that may still be under way.
@@ -140,6 +145,19 @@ class HostStore:
                     yield part[start:end], self._bytes[copy.places[place], offset : offset + end - start]
                     start = end
                 done += len(part)
+
+
+def shared_places(file: str, num_places: int, words: int) -> torch.Tensor:
+    """Places (num_places, words) int64 of all processes that call this for one file, which is made as long as it takes.
+
+    Raises:
+        ValueError: the memory is not to be had; the message names the fix.
+    """
+    try:
+        memory = torch.from_file(file, shared=True, size=num_places * words, dtype=torch.int64)
+    except RuntimeError as error:
+        raise _too_much(8 * num_places * words) from error
+    return memory.view(num_places, words)
 
 
 def _release(address: int, device: torch.device) -> None:

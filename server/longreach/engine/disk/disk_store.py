@@ -252,6 +252,8 @@ class DiskStore:
                 self._rests_until = time.monotonic() + _REST_SECONDS
             what = "read from" if done.is_read else "written to"
             logger.warning("a KV entry could not be %s %s: %s", what, self._folder, error)
+        if done.is_read and not isinstance(error, OSError | DamagedEntryError):
+            return  # `ready` failed, which the file cannot help
         self._index.remove(path)
         if done.is_read:
             self._work.put(lambda: self._unlink(path))

@@ -75,7 +75,7 @@ class Store(Protocol):
 
 
 class PlaceMemory(Protocol):
-    """The host memory behind places; `offload_store.HostStore`, or a stand-in."""
+    """The host memory behind places; `offload_store.HostStore`, of several ranks `RankPlaces`, or a stand-in."""
 
     def contents(self, places: Places) -> list[memoryview]:
         """The bytes of places, one after another."""

@@ -69,7 +69,8 @@ def build_engine(config: EngineConfig) -> tuple[Engine, Started]:
     layout = layout_of(config)
     if layout.size == 1:
         share_threads(layout)
-        return _engine(config, start_rank(config, Joined(layout)))
+        alone = Joined(layout)
+        return _engine(config, alone, start_rank(config, alone))
     # Before there are ranks: the messages are this one's to give.
     if config.batch_invariant:
         check_ranks(layout)
@@ -82,7 +83,7 @@ def build_engine(config: EngineConfig) -> tuple[Engine, Started]:
     try:
         joined = join(own, 0, ranks.rendezvous)
         share_threads(joined.layout)
-        return _engine(own, start_rank(own, joined), ranks)
+        return _engine(own, joined, start_rank(own, joined), ranks)
     except BaseException:
         ranks.kill()
         leave(together=False)
@@ -90,12 +91,14 @@ def build_engine(config: EngineConfig) -> tuple[Engine, Started]:
         raise
 
 
-def _engine(config: EngineConfig, state: RankState, ranks: Ranks | None = None) -> tuple[Engine, Started]:
+def _engine(
+    config: EngineConfig, joined: Joined, state: RankState, ranks: Ranks | None = None
+) -> tuple[Engine, Started]:
     limits, computing = state.limits, state.forward
     loaded, pages, policies = computing.loaded, computing.pages, computing.policies
     places_of_state = _places_of_state(computing)
     host = HostTier(state.host_places, places_of_state) if state.host_places else None
-    open_disk(config, computing, host)
+    open_disk(config, joined, computing, host, ranks)
     pool = PagePool(pages.num_pages, config.page_size, host)
     windows = pages.shape.windows
     groups = PageGroups(config.page_size, windows, limits.max_batched_tokens)

@@ -9,11 +9,16 @@ import torch
 from longreach_patches import LoadedModel
 
 from longreach.engine.device.forward_pass import ForwardPass
+from longreach.engine.device.ranks.leader import Ranks
+from longreach.engine.device.ranks.process_group import LOADING, Joined
+from longreach.engine.device.ranks.rank_places import RankPlaces
 from longreach.engine.disk.disk_store import DiskStore
 from longreach.engine.kv_cache.disk_tier import DiskTier
 from longreach.engine.kv_cache.host_tier import HostTier
 from longreach.engine.messages import EngineConfig
 
+_DIGITS = 32  # of the name of a namespace
+_DIGEST = "entries/{}"  # by which a rank tells its own
 _SAMPLES = 64  # numbers of each weight that the namespace depends on
 
 
@@ -34,12 +39,13 @@ def check_disk(config: EngineConfig) -> None:
             "--kv-disk: entries pass through host memory; give --kv-offload-bytes, best as much as the longest "
             "document takes in the KV cache"
         )
-    if config.tensor_parallel_size * config.context_parallel_size > 1:
-        raise ValueError("--kv-disk is for one GPU; leave it out where a model is split over several")
 
 
-def open_disk(config: EngineConfig, computing: ForwardPass, host: HostTier | None) -> None:
-    """Put the disk tier below the `host` tier, if there is to be one.
+def open_disk(
+    config: EngineConfig, joined: Joined, computing: ForwardPass, host: HostTier | None, ranks: Ranks | None = None
+) -> None:
+    """Put the disk tier below the `host` tier, if there is to be one. All of it is rank 0's; of the other `ranks` their
+    host memory is needed, and `tell_digest`.
 
     Raises:
         ValueError: its folder cannot be had; the message names the cure.
@@ -48,22 +54,42 @@ def open_disk(config: EngineConfig, computing: ForwardPass, host: HostTier | Non
         return
     assert host is not None
     assert computing.host is not None
-    store = DiskStore(Path(config.kv_disk), namespace_of(computing), config.kv_disk_bytes)
-    host.disk = DiskTier(store, host, computing.host, computing.pages.shape.bytes_per_page)
+    memory = computing.host if ranks is None else RankPlaces(computing.host, ranks)
+    store = DiskStore(Path(config.kv_disk), namespace_of(computing, joined), config.kv_disk_bytes)
+    host.disk = DiskTier(store, host, memory, computing.pages.shape.bytes_per_page)
 
 
-def namespace_of(computing: ForwardPass) -> str:
-    """Hexadecimal digits that stand for all that entries depend on beside their key: the weights, and the layout.
+def namespace_of(computing: ForwardPass, joined: Joined) -> str:
+    """Hexadecimal digits that stand for all that entries depend on beside their key: the weights, and the layout, of
+    each rank, and how many ranks split what.
 
     Keys have the tokens, the salt, the attention policy and the model's name already.
     """
+    layout, own = joined.layout, _digest(computing)
+    if joined.store is None:
+        return own
+    names = [_DIGEST.format(rank) for rank in range(1, layout.size)]
+    joined.store.wait(names, LOADING)
+    others = [joined.store.get(name).decode() for name in names]
+    split = f"{layout.tensor_size} {layout.context_size}"
+    return hashlib.sha256(" ".join([split, own, *others]).encode()).hexdigest()[:_DIGITS]
+
+
+def tell_digest(computing: ForwardPass, joined: Joined) -> None:
+    """Tell rank 0 what `namespace_of` has to know of this one."""
+    assert joined.store is not None
+    joined.store.set(_DIGEST.format(joined.layout.rank), _digest(computing))
+
+
+def _digest(computing: ForwardPass) -> str:
+    """Hexadecimal digits that stand for one rank's weights and layout."""
     pages, states = computing.pages, computing.states
     digest = hashlib.sha256(f"{pages.shape!r} {None if states is None else states.shape!r}".encode())
     digest.update(_weights(computing.loaded))
     for scales in pages.scales:
         for tensor in scales or ():
             digest.update(_bytes(tensor))
-    return digest.hexdigest()[:32]
+    return digest.hexdigest()[:_DIGITS]
 
 
 def _weights(loaded: LoadedModel) -> bytes:

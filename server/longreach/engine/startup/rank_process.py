@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import queue
 import socket
 import sys
 import threading
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from longreach.engine.device.ranks.rank_messages import BEAT, Compute, Join, Move, receive
+from longreach.engine.device.ranks.rank_messages import BEAT, SETTLED, Compute, Join, Move, Settle, receive
 from longreach.engine.messages import HEARTBEAT_SECONDS
 from longreach.util.child_process import belong_to_parent, end
 from longreach.util.memory import settle_garbage
@@ -57,12 +59,16 @@ def main() -> None:
 
 def _start(first: Join) -> ForwardPass:
     from longreach.engine.device.ranks.process_group import join, on_rank  # torch takes seconds to import
+    from longreach.engine.startup.disk import tell_digest
     from longreach.engine.startup.start_rank import share_threads, start_rank
 
     config = on_rank(first.config, first.rank)
     joined = join(config, first.rank, first.rendezvous)
     share_threads(joined.layout)
-    return start_rank(config, joined).forward
+    computing = start_rank(config, joined, first.place_file).forward
+    if config.kv_disk is not None:
+        tell_digest(computing, joined)
+    return computing
 
 
 def _serve(connection: socket.socket, computing: ForwardPass) -> None:
@@ -70,11 +76,16 @@ def _serve(connection: socket.socket, computing: ForwardPass) -> None:
 
     settle_garbage()
     threading.Thread(target=_beat, args=(connection,), name="heartbeat", daemon=True).start()
+    copies: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
+    threading.Thread(target=_settle, args=(connection, copies), name="settling", daemon=True).start()
     while (message := receive(connection)) is not None:
         if isinstance(message, Compute):
             computing.logits(message.batch)
         elif isinstance(message, Move):
             computing.move(message.moves)
+        elif isinstance(message, Settle):
+            assert computing.host is not None, "copies go to host memory, and there is none"
+            copies.put(computing.host.settled())
         else:
             raise AssertionError(f"unexpected {type(message).__name__}")
     computing.close()
@@ -88,6 +99,21 @@ def _beat(connection: socket.socket) -> None:
         except OSError:
             return  # rank 0 is gone; the main thread sees it too
         time.sleep(HEARTBEAT_SECONDS)
+
+
+def _settle(connection: socket.socket, copies: queue.SimpleQueue[Callable[[], object]]) -> None:
+    """Wait for copies, one after the other, and say that they are made."""
+    while True:
+        settled = copies.get()
+        try:
+            settled()
+        except Exception:  # a device's: the other ranks wait for this one until it is gone
+            logger.critical("copies to or from host memory failed", exc_info=True)
+            end(1)
+        try:
+            connection.sendall(SETTLED)
+        except OSError:
+            return  # as in `_beat`
 
 
 if __name__ == "__main__":

@@ -62,8 +62,8 @@ def share_threads(layout: RankLayout) -> None:
     torch.set_num_threads(max(1, thread_count(torch.get_num_threads()) // layout.size))
 
 
-def start_rank(config: EngineConfig, joined: Joined) -> RankState:
-    """Make everything that a rank needs to compute steps.
+def start_rank(config: EngineConfig, joined: Joined, place_file: str = "") -> RankState:
+    """Make everything that a rank needs to compute steps; `place_file` is as for `Join`.
 
     Raises:
         longreach_patches.PatchError: the model cannot be loaded or is not supported.
@@ -80,7 +80,7 @@ def start_rank(config: EngineConfig, joined: Joined) -> RankState:
     if rank.on_gpu:
         with _logged("warmed up"):
             warm(rank.loaded, pages, measured.limits, states)
-    host = HostStore(pages, measured.host_places, states) if measured.host_places else None
+    host = HostStore(pages, measured.host_places, states, place_file) if measured.host_places else None
     most_pages = -(-measured.limits.max_model_len // rank.config.page_size)
     tables = DeviceTables(len(pages.shape.groups), rank.config.max_num_seqs, most_pages, rank.loaded.device)
     forward = ForwardPass(rank.loaded, pages, drawn, tables, graphs, rank.policies, host, states)

@@ -107,6 +107,25 @@ def test_a_flipped_bit_anywhere_is_detected_and_costs_the_entry(store: DiskStore
     assert got(store, 7) == contents_of(7)
 
 
+def test_nothing_is_read_before_its_place_is_free(store: DiskStore) -> None:
+    put(store, 1)
+    part, free = bytearray(5000), threading.Event()
+    store.read(key_of(1), [part], free.wait)
+    time.sleep(0.02)
+    assert not any(part)
+    free.set()
+    settled(store, 1)
+    assert part == contents_of(1)
+
+    def fails() -> None:
+        raise RuntimeError("a device is lost")
+
+    store.read(key_of(1), [part], fails)
+    assert not settled(store, 1)[0].ok
+    assert store.counts.failed == 1
+    assert got(store, 1) == contents_of(1), "the file is as good as before"
+
+
 def test_a_file_under_another_name_does_not_verify(store: DiskStore, tmp_path: Path) -> None:
     put(store, 1, 2)
     one, two = files_below(tmp_path)

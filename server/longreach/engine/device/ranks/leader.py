@@ -14,7 +14,8 @@ import subprocess
 import threading
 from collections.abc import Callable
 
-from longreach.engine.device.ranks.rank_messages import Join, ToRank, encode
+from longreach.engine.device.ranks.rank_messages import SETTLED, Join, Settle, ToRank, encode
+from longreach.engine.device.ranks.settling import Settling
 from longreach.engine.errors import DeviceLostError, not_started
 from longreach.engine.messages import HEARTBEAT_SECONDS, EngineConfig
 from longreach.util.child_process import EXIT_DEVICE_LOST, end
@@ -36,7 +37,8 @@ class Ranks:
     """The processes of ranks 1 to `size` - 1, children of this one; made in its main thread.
 
     `on_loss` is called, in another thread, with the reason when one of them has ended, or has given no sign of life for
-    `config.silence_timeout` seconds.
+    `config.silence_timeout` seconds. With a disk tier, `place_files` name the memory that ranks 1, 2, ... have for
+    places.
 
     Raises:
         EngineStartError: one of them cannot be started; the others have been ended.
@@ -48,12 +50,12 @@ class Ranks:
         self._closing = False
         self._connections: list[socket.socket] = []
         self._processes: list[subprocess.Popen[bytes]] = []
-        try:
-            # A file that only these processes can open, and that is gone with them, however they end.
-            self._file = os.memfd_create("longreach-rendezvous")
-        except OSError as error:
-            raise not_started("rank 1", error) from error
-        self.rendezvous = f"/proc/self/fd/{self._file}"
+        self._settling = Settling(size)
+        # Files that only these processes can open, and that are gone with them, however they end.
+        places = ["longreach-places"] * (size - 1) if config.kv_disk is not None else []
+        self._file, *self._place_files = _files(["longreach-rendezvous", *places])
+        self.rendezvous = _name(self._file)
+        self.place_files = [_name(file) for file in self._place_files]
         for rank in range(1, size):
             try:
                 self._start(config, rank)
@@ -63,14 +65,16 @@ class Ranks:
                 raise not_started(f"rank {rank}", error) from error
 
     def _start(self, config: EngineConfig, rank: int) -> None:
+        files = [self._file, *self._place_files[rank - 1 : rank]]
         ours, theirs = socket.socketpair()
         self._connections.append(ours)
         with theirs:
             fd = theirs.fileno()
             command = module_command("longreach.engine.startup.rank_process", str(fd))
-            child = subprocess.Popen(command, pass_fds=[fd, self._file], env=environment(os.environ))  # noqa: S603
+            child = subprocess.Popen(command, pass_fds=[fd, *files], env=environment(os.environ))  # noqa: S603
             self._processes.append(child)
-        ours.sendall(encode(Join(config, rank, self.rendezvous)))
+        join = Join(config, rank, self.rendezvous, *self.place_files[rank - 1 : rank])
+        ours.sendall(encode(join))
         threading.Thread(target=self._watch, args=(rank, ours), name=f"rank-{rank}", daemon=True).start()
 
     @property
@@ -91,6 +95,18 @@ class Ranks:
             except OSError as error:
                 raise DeviceLostError(f"rank {rank} cannot be reached ({error})") from error
 
+    def settled(self) -> Callable[[], None]:
+        """What waits, in any thread, until all copies are made that these ranks were told to make.
+
+        It raises `DeviceLostError` where one of them is gone before.
+
+        Raises:
+            DeviceLostError: one of them is gone.
+        """
+        wait = self._settling.asked()
+        self.send(Settle())
+        return wait
+
     def dismiss(self) -> None:
         """Tell them that there is nothing more to compute."""
         self._closing = True
@@ -107,8 +123,12 @@ class Ranks:
                 process.wait()
         for connection in self._connections:
             connection.close()
-        # The file stays open. torch's store opens it by its name once more when it is collected, whenever that is, and
-        # under the name of a descriptor that was closed there may be another file, which it would read and change.
+        for file in self._place_files:
+            os.close(file)
+        self._place_files = []
+        # The file of the rendezvous stays open. torch's store opens it by its name once more when it is collected,
+        # whenever that is, and under the name of a descriptor that was closed there may be another file, which it would
+        # read and change.
 
     def kill(self) -> None:
         """End them at once, whatever they do."""
@@ -122,6 +142,12 @@ class Ranks:
 
         Turns are counted, not seconds: a machine that slept has missed one.
         """
+        reason = self._until_lost(rank, connection)
+        if not self._closing:
+            self._on_loss(reason)
+        self._settling.lose(reason)  # only where the process goes on
+
+    def _until_lost(self, rank: int, connection: socket.socket) -> str:
         missed, begun = 0, False
         poll = select.poll()
         poll.register(connection, select.POLLIN)
@@ -129,19 +155,38 @@ class Ranks:
             if not poll.poll(HEARTBEAT_SECONDS * 1000):
                 missed += begun
                 if missed * HEARTBEAT_SECONDS > self._silence:
-                    self._on_loss(f"rank {rank} has been silent for {self._silence:.0f} s")
-                    return
+                    return f"rank {rank} has been silent for {self._silence:.0f} s"
                 continue
             missed, begun = 0, True
-            if not _heard(connection):
-                if not self._closing:
-                    self._on_loss(f"rank {rank} has ended")
-                return
+            heard = _heard(connection)
+            if not heard:
+                break
+            if count := heard.count(SETTLED):
+                self._settling.answered(rank, count)
+        return f"rank {rank} has ended"
 
 
-def _heard(connection: socket.socket) -> bool:
-    """Take what has come; whether there may be more."""
+def _heard(connection: socket.socket) -> bytes:
+    """What has come; nothing if there will be no more."""
     try:
-        return bool(connection.recv(4096))
+        return connection.recv(4096)
     except OSError:  # reset, by a process that was killed
-        return False
+        return b""
+
+
+def _files(names: list[str]) -> list[int]:
+    """Descriptors of new files in memory; the names are for people."""
+    made: list[int] = []
+    try:
+        for name in names:
+            made.append(os.memfd_create(name))
+    except OSError as error:
+        for file in made:
+            os.close(file)
+        raise not_started("rank 1", error) from error
+    return made
+
+
+def _name(file: int) -> str:
+    """By which a process opens a file that it has a descriptor of."""
+    return f"/proc/self/fd/{file}"

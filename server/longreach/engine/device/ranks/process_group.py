@@ -18,7 +18,7 @@ from torch import distributed
 from longreach.engine.messages import EngineConfig
 
 # Weights are loaded one rank after the other, from disks that may be slow.
-_LOADING = timedelta(hours=2)
+LOADING = timedelta(hours=2)
 
 
 def layout_of(config: EngineConfig, rank: int = 0) -> RankLayout:
@@ -113,10 +113,10 @@ def in_turn(joined: Joined) -> Iterator[None]:
         yield
         return
     if layout.rank:
-        store.wait([f"loaded/{layout.rank - 1}"], _LOADING)
+        store.wait([f"loaded/{layout.rank - 1}"], LOADING)
     yield
     store.set(f"loaded/{layout.rank}", "1")
-    store.wait([f"loaded/{rank}" for rank in range(layout.size)], _LOADING)
+    store.wait([f"loaded/{rank}" for rank in range(layout.size)], LOADING)
 
 
 def least(value: int, layout: RankLayout, device: torch.device) -> int:

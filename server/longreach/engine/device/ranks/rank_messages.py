@@ -1,6 +1,7 @@
 """What rank 0 tells the other ranks of an engine: MessagePack over one Unix socket pair each, as in `messages`.
 
-A rank sends nothing back but heartbeats, single bytes: what it computes travels between the devices.
+A rank sends nothing back but single bytes, heartbeats and answers to `Settle`: what it computes travels between the
+devices.
 """
 
 from __future__ import annotations
@@ -16,14 +17,19 @@ from longreach.engine.kv_cache.offload_index import CacheMoves
 from longreach.engine.messages import LENGTH_BYTES, EngineConfig, frame_length, framed
 
 BEAT = b"."
+SETTLED = b"s"
 
 
 class Join(msgspec.Struct, frozen=True, tag=True):
-    """Be rank `rank` of the engine that `config` describes; the ranks find each other through the file `rendezvous`."""
+    """Be rank `rank` of the engine that `config` describes; the ranks find each other through the file `rendezvous`.
+
+    With a `place_file` the rank's places in host memory are there, where rank 0 has them, too.
+    """
 
     config: EngineConfig
     rank: int
     rendezvous: str
+    place_file: str = ""
 
 
 class Compute(msgspec.Struct, frozen=True, tag=True):
@@ -38,7 +44,11 @@ class Move(msgspec.Struct, frozen=True, tag=True):
     moves: CacheMoves
 
 
-ToRank = Join | Compute | Move
+class Settle(msgspec.Struct, frozen=True, tag=True):
+    """Answer with `SETTLED` once all copies are made that were told before; the next message does not wait for that."""
+
+
+ToRank = Join | Compute | Move | Settle
 
 
 def encode(message: ToRank) -> bytes:
