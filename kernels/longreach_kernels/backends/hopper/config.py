@@ -78,6 +78,22 @@ def decode_config(head_dim: int, fp8: bool) -> DecodeConfig:
     return DecodeConfig(128 if fp8 else 64, 3, 4, 2)
 
 
+class SplitRule(NamedTuple):
+    """Keys of the smallest split of a decode, and how many splits a sequence and KV head have before they grow."""
+
+    least_keys: int
+    max_splits: int
+
+
+def split_rule(head_dim: int, kv_heads: int) -> SplitRule:
+    """How a decode's keys are split. One sequence should keep all programs of a GPU busy, and few heads are few items.
+
+    It depends on neither the batch nor the GPU, so that a sequence's bits do not.
+    """
+    programs = 132 * decode_config(head_dim, fp8=False).programs
+    return SplitRule(1024 if kv_heads >= 8 else 512, max(16, programs // kv_heads))
+
+
 class BackwardConfig(NamedTuple):
     """Queries in a tile, how many tiles and how many parts of dQ shared memory holds, and the registers of a consumer's
     threads and of the other warps'."""
