@@ -5,6 +5,7 @@ It asks the pool, the groups and the states, and changes nothing; `allocator` ac
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from longreach.engine.kv_cache.borders import STATE_GROUP, key, longest_chain, usable_border
@@ -69,7 +70,7 @@ class PrefixFinder:
     def usable(self, request: Request, start: int, end: int, *, on_device: bool = False) -> int:
         """As `usable_border`, for a request, with states counted in: of what the device or the host has, or of what is
         `on_device`."""
-        has = self._pool.cache.has_digest if on_device else self._pool.has
+        has = self._pool.cache.has_digest if on_device else self.has(request)
         border = usable_border(self._groups, request.hold.digests, start, end, has)
         while self._states is not None and border > start:
             found = self._states.longest(request, start, border, on_device=on_device)
@@ -79,6 +80,11 @@ class PrefixFinder:
             if border == found.depth:
                 break
         return border
+
+    def has(self, request: Request) -> Callable[[bytes], bool]:
+        """Whether a page with a key is there for a request: on the device, in host memory, or ahead of it."""
+        ahead, has = request.hold.ahead, self._pool.has
+        return (lambda name: name in ahead or has(name)) if ahead else has
 
     def on_disk(self, request: Request, disk: DiskTier, room: int) -> list[tuple[bytes, int]]:
         """Key and depth (0 of a page) of what a request that holds nothing gets from disk, in the order in which it
@@ -129,7 +135,7 @@ class PrefixFinder:
         hold = request.hold
         firsts = ((group, max(start, self._groups.first(group, border))) for group in self._all)
         keys = (digest for group, first in firsts for digest in self.keys(hold, (group,), first, border))
-        pages = [digest for digest in keys if not self._pool.cache.has_digest(digest)]
+        pages = [digest for digest in keys if not (digest in hold.ahead or self._pool.cache.has_digest(digest))]
         copy = self.copy_at(request, border) if border > start else None
         state = [key(hold.digests[border - 1], STATE_GROUP)] if copy is not None and copy.slot == AWAY else []
         return Away(pages, state)
@@ -144,7 +150,7 @@ class PrefixFinder:
         count = max(1, count - self._state_places)
         for page in range(start, chain):
             away = self.keys(hold, self._groups.full, page, page + 1)
-            count -= sum(not self._pool.cache.has_digest(digest) for digest in away)
+            count -= sum(not (digest in hold.ahead or self._pool.cache.has_digest(digest)) for digest in away)
             if count < 0:
                 return page
         return chain

@@ -53,7 +53,7 @@ class _Copy:
 
 @dataclass
 class _Queues:
-    """Idle copies in the order in which they are given up: spare, used at most once, used more often, kept for a while."""
+    """Idle copies in the order in which they are given up: spare, used at most once, more often, kept for a while."""
 
     spare: OrderedDict[int, None] = field(default_factory=OrderedDict)
     probation: OrderedDict[int, None] = field(default_factory=OrderedDict)
