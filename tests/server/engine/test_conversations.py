@@ -171,3 +171,30 @@ def test_a_short_document_is_read_once(kind: str) -> None:
     for question in range(3):
         _, cached, _ = ask(engine, document + text(30 + 10 * question, 2 + question), 20)
         assert cached >= 900 - most_read_again(kind) or not question
+
+
+class Watched(list[int]):
+    """Tokens that know how many of them were copied."""
+
+    copied = 0
+
+    def __getitem__(self, place):  # type: ignore[override]
+        found = super().__getitem__(place)
+        self.copied += len(found) if isinstance(place, slice) else 0
+        return found
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_step_of_an_answer_copies_no_prompt(kind: str) -> None:
+    runner = SimulatedRunner(PAGE, VOCABULARY, overlaps=True, windows=KINDS[kind][0], states=KINDS[kind][1])
+    engine = engine_of(kind, runner)
+    spec = Generate(request_id="r", prompt=text(20 * PAGE, 1), max_tokens=PAGE, sampling=Sampling(seed=3))
+    assert engine.submit(spec) is None
+    for _ in range(4):
+        engine.step()
+    [request] = engine.scheduler.running.values()
+    request.tokens = watched = Watched(request.tokens)
+    for _ in range(PAGE // 2):
+        engine.step()
+    assert request.tokens is watched
+    assert watched.copied < 2 * PAGE

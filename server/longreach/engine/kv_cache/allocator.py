@@ -107,9 +107,10 @@ class PageAllocator:
 
     def hash(self, request: Request) -> None:
         """Make the digests of a request's full pages, as far as it does not have them."""
-        if self._hasher is not None:
-            tokens = request.tokens[: request.known] if request.pending else request.tokens
-            spec, digests = request.spec, request.hold.digests
+        digests, known = request.hold.digests, request.known if request.pending else len(request.tokens)
+        if self._hasher is not None and known // self._size > len(digests):  # a copy of all tokens is not made often
+            tokens = request.tokens[:known] if request.pending else request.tokens
+            spec = request.spec
             self._hasher.extend(digests, tokens, spec.cache_salt, spec.attention.key, request.prompt_tokens)
 
     def add(self, request: Request, others: Iterable[Request]) -> None:
