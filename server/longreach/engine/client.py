@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 
 from longreach.engine.admission import Admission, Place, most_queued_tokens
 from longreach.engine.engine_connection import EngineConnection
@@ -15,6 +15,8 @@ from longreach.engine.errors import (
     RequestFailedError,
     SlowReaderError,
 )
+from longreach.engine.lookouts import Lookouts
+from longreach.engine.looks import Look, Looked
 from longreach.engine.messages import (
     HEARTBEAT_SECONDS,
     Cancel,
@@ -23,8 +25,10 @@ from longreach.engine.messages import (
     FromEngine,
     Generate,
     Heartbeat,
+    Pin,
     Started,
     StartFailed,
+    Unpin,
     Update,
     Updates,
 )
@@ -65,6 +69,7 @@ class EngineClient:
         self.stats = Stats()
         self.info: Started
         self._admission: Admission
+        self._lookouts: Lookouts | None = None
         self.on_death: Callable[[], None] | None = None
 
     @classmethod
@@ -98,6 +103,7 @@ class EngineClient:
             answer.max_batched_tokens,
             shares_prompts=config.prefix_cache,
         )
+        client._lookouts = Lookouts(answer, connection.send)
         client._tasks = [
             asyncio.create_task(client._listen(), name="engine-listener"),
             asyncio.create_task(client._watch(), name="engine-watch"),
@@ -151,6 +157,35 @@ class EngineClient:
         all but the first of the requests that share it."""
         return self._admission.seconds_to_read(request_id)
 
+    async def look(
+        self,
+        prompt: Sequence[int],
+        cache_salt: str = "",
+        attention: AttentionPolicy = DENSE,
+        *,
+        max_tokens: int = 1,
+        priority: int = 0,
+        flexible: bool = False,
+    ) -> Looked:
+        """What a request would get from the caches now, and when its first token would come. It changes nothing.
+
+        The engine answers between two steps.
+
+        Raises:
+            EngineDeadError: the engine process is gone.
+        """
+        if not self.alive or self._lookouts is None:
+            raise EngineDeadError("the engine process is not running")
+        question = Look(
+            look_id=0,
+            prompt_tokens=len(prompt),
+            max_tokens=max_tokens,
+            priority=priority,
+            flexible=flexible,
+            attention=attention,
+        )
+        return await self._lookouts.look(question, prompt, cache_salt)
+
     async def generate(self, request: Generate) -> AsyncGenerator[Update, None]:
         """Yield the updates of one request, which has a place by `admit`, until it has finished.
 
@@ -161,15 +196,14 @@ class EngineClient:
             SlowReaderError: too many of its updates were not taken.
             EngineDeadError: the engine process is gone.
         """
-        if not self.alive:
-            raise EngineDeadError("the engine process is not running")
+        self._require_alive()
         assert request.request_id not in self._inboxes, f"request id {request.request_id} is in use"
         assert request.request_id in self._admission, f"request {request.request_id} has no place; call `admit` first"
         inbox = Unread(request.caller, self._unread)
         self._inboxes[request.request_id] = inbox
         finished = False
         try:
-            await self._connection.send(request)
+            await self._send(request)
             while not finished:
                 update = await inbox.get()
                 finished = update.finish_reason is not None
@@ -183,6 +217,25 @@ class EngineClient:
             if not finished and self.alive:
                 self._connection.write(Cancel(request.request_id))
 
+    async def pin(self, name: str, prompt: list[int], cache_salt: str = "", attention: AttentionPolicy = DENSE) -> None:
+        """Have what is cached of a prompt evicted last, until `unpin`, in place of what this name has pinned before.
+
+        It is a preference, which is the engine's memory only: send it again whenever an engine has started. Without a
+        prefix cache nothing is cached that could be pinned.
+
+        Raises:
+            EngineDeadError: the engine process is gone.
+        """
+        await self._send(Pin(name, prompt, cache_salt, attention))
+
+    async def unpin(self, name: str) -> None:
+        """End a pin, if there is one of this name.
+
+        Raises:
+            EngineDeadError: the engine process is gone.
+        """
+        await self._send(Unpin(name))
+
     async def stop(self) -> None:
         """End the process by closing its socket, and if that does not do, by force. Open requests get an error."""
         self._stopping = True
@@ -190,6 +243,17 @@ class EngineClient:
             task.cancel()
         await self._connection.close(_KILL_AFTER_SECONDS)
         self._fail_all("the server is shutting down")
+
+    async def _send(self, message: Generate | Pin | Unpin) -> None:
+        self._require_alive()
+        try:
+            await self._connection.send(message)
+        except ConnectionError as error:  # it has ended, and the listener does not know it yet
+            raise EngineDeadError("the engine process is not running") from error
+
+    def _require_alive(self) -> None:
+        if not self.alive:
+            raise EngineDeadError("the engine process is not running")
 
     async def _listen(self) -> None:
         try:
@@ -245,9 +309,14 @@ class EngineClient:
         elif isinstance(message, Failed):
             if inbox := self._inboxes.get(message.request_id):
                 inbox.fail(RequestFailedError(message.message, message.kind))
+        elif isinstance(message, Looked):
+            assert self._lookouts is not None
+            self._lookouts.deliver(message)
         else:
             raise AssertionError(f"{type(message).__name__} is only sent during start")
 
     def _fail_all(self, reason: str) -> None:
         for inbox in self._inboxes.values():
             inbox.fail(EngineDeadError(reason))
+        if self._lookouts is not None:
+            self._lookouts.fail(reason)

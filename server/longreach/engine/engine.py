@@ -14,11 +14,13 @@ import numpy.typing as npt
 
 from longreach.engine.errors import DeviceLostError, FailureKind
 from longreach.engine.kv_cache.offload_index import CacheMoves
-from longreach.engine.messages import AttentionUse, DecodeUse, Failed, Generate, Update, Updates
+from longreach.engine.looks import Look, Looked
+from longreach.engine.messages import AttentionUse, DecodeUse, Failed, Generate, Pin, Update, Updates
 from longreach.engine.pair_count import PairCount
 from longreach.engine.requests.request import Constraint, Request
 from longreach.engine.requests.step_plan import Chunk, StepPlan
 from longreach.engine.sampling.sampler import NOT_A_NUMBER
+from longreach.engine.scheduling.forecast import NO_SIZES, EntrySizes, forecast
 from longreach.engine.scheduling.scheduler import Scheduler
 from longreach.engine.stats import Stats
 from longreach.engine.step_retry import Result, StepRunner, launch_apart
@@ -64,8 +66,8 @@ class Engine:
     """A scheduler and a runner. `step` is the whole system: plan, launch, settle, report.
 
     Where the runner overlaps, a call launches one step and then settles the one before it, so that a device always has
-    its next step. `clock` gives seconds; it measures steps, and dates arrivals and cancellations. `stats` and
-    `step_seconds` may be read from another thread.
+    its next step. `clock` gives seconds; it measures steps, and dates arrivals and cancellations. `sizes` are those of
+    entries of the cache, which looks tell. `stats` and `step_seconds` may be read from another thread.
     """
 
     def __init__(
@@ -76,12 +78,14 @@ class Engine:
         pairs: PairCount | None = None,
         policies: Policies | None = None,
         usage: Usage | None = None,
+        sizes: EntrySizes = NO_SIZES,
     ) -> None:
         self.scheduler = scheduler
         self._pairs = PairCount() if pairs is None else pairs
         self._runner = runner
         self._policies = policies
         self._usage = usage
+        self._sizes = sizes
         self._clock = clock
         self._in_flight: _InFlight | None = None
         self._step_began: float | None = None
@@ -121,10 +125,22 @@ class Engine:
         self.stats = self._take_stats()
         return None
 
+    def look(self, look: Look) -> Looked:
+        """What a request would get that is not sent; it changes nothing."""
+        return forecast(self.scheduler, look, self._clock(), self._sizes)
+
     def cancel(self, request_id: str) -> None:
         """Forget a request; its pages can be had when this returns."""
         self.scheduler.remove(request_id, self._clock())
         self.stats = self._take_stats()
+
+    def pin(self, pin: Pin) -> None:
+        """Evict what is cached of a prompt last; see `pinned_prompts`."""
+        self.scheduler.allocator.pinned.pin(pin.name, pin.prompt, pin.cache_salt, pin.attention.key)
+
+    def unpin(self, name: str) -> None:
+        """End a pin, if there is one of this name."""
+        self.scheduler.allocator.pinned.unpin(name)
 
     def close(self) -> None:
         """End what computes with this process. The engine is not used after that."""

@@ -13,6 +13,7 @@ import msgspec
 
 from longreach.engine.cost_model import StepCost
 from longreach.engine.errors import FailureKind
+from longreach.engine.looks import Look, Looked
 from longreach.engine.stats import Stats
 from longreach.policies.values import DENSE, AttentionPolicy
 
@@ -151,6 +152,22 @@ class Cancel(msgspec.Struct, frozen=True, tag=True):
     request_id: str
 
 
+class Pin(msgspec.Struct, frozen=True, tag=True):
+    """Evict what is cached of a prompt last, until `Unpin`, in place of what this name has pinned before. A prompt is
+    known by its token ids, the salt and the attention policy of the requests that begin with it."""
+
+    name: str
+    prompt: list[int]
+    cache_salt: str = ""
+    attention: AttentionPolicy = DENSE
+
+
+class Unpin(msgspec.Struct, frozen=True, tag=True):
+    """End a pin; unknown names are not an error."""
+
+    name: str
+
+
 class Started(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """The engine is ready. Lengths and sizes are in tokens; `max_model_len` is what really fits, prompt and answer.
 
@@ -160,7 +177,8 @@ class Started(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     touches; `page_bounds` says whether the other full layers keep bounds of their keys, as a decode budget needs.
     `quantization` names the formats of quantised weights; `weight_bytes` is what the weights take on one device.
     `state_slots` are for recurrent states, of which one takes `state_bytes`; a running request has two, and the others
-    are copies that later ones start from.
+    are copies that later ones start from. `digest_namespace` is what the digests of pages depend on beside a request;
+    None without a prefix cache.
     """
 
     max_model_len: int
@@ -186,6 +204,7 @@ class Started(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     page_groups: int = 1
     state_slots: int = 0
     state_bytes: int = 0
+    digest_namespace: list[str] | None = None
 
 
 class StartFailed(msgspec.Struct, frozen=True, tag=True):
@@ -324,8 +343,8 @@ class Failed(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     message: str
 
 
-ToEngine = EngineConfig | Generate | Cancel
-FromEngine = Started | StartFailed | Updates | Failed | Heartbeat
+ToEngine = EngineConfig | Generate | Cancel | Look | Pin | Unpin
+FromEngine = Started | StartFailed | Updates | Failed | Heartbeat | Looked
 
 to_engine_decoder = msgspec.msgpack.Decoder(ToEngine)
 from_engine_decoder = msgspec.msgpack.Decoder(FromEngine)

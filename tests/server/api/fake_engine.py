@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 
+import msgspec
 from longreach.engine.admission import Admission, Place
 from longreach.engine.errors import EngineDeadError, QueueFullError, RequestFailedError
+from longreach.engine.looks import Looked
 from longreach.engine.messages import EngineConfig, Generate, Logprob, Started, Update
 from longreach.engine.stats import Stats
 from longreach.policies.values import DENSE, AttentionPolicy
@@ -84,8 +86,11 @@ class EchoEngine:
         self.admission = Admission(10**6, 10**9, 64)
         self.places: set[str] = set()
         self.callers: list[str] = []
+        self.looked: Looked | None = None
+        self.looks: list[tuple[list[int], str, AttentionPolicy]] = []
         self.running: set[str] = set()
         self.cancelled: list[str] = []
+        self.pins: dict[str, tuple[list[int], str, AttentionPolicy]] = {}
         self.stopped = False
         self.stalled = False
         self._prefill_chunk = prefill_chunk
@@ -128,6 +133,33 @@ class EchoEngine:
     def seconds_to_read(self, request_id: str) -> float | None:
         """As `EngineClient.seconds_to_read`: a minute."""
         return 60.0
+
+    async def pin(self, name: str, prompt: list[int], cache_salt: str = "", attention: AttentionPolicy = DENSE) -> None:
+        """As `EngineClient.pin`."""
+        self.pins[name] = (prompt, cache_salt, attention)
+
+    async def unpin(self, name: str) -> None:
+        """As `EngineClient.unpin`."""
+        self.pins.pop(name, None)
+
+    async def look(
+        self,
+        prompt: Sequence[int],
+        cache_salt: str = "",
+        attention: AttentionPolicy = DENSE,
+        *,
+        max_tokens: int = 1,
+        priority: int = 0,
+        flexible: bool = False,
+    ) -> Looked:
+        """As `EngineClient.look`: what `cached` and `tiers` say, or `looked` if a test sets that."""
+        if not self.alive:
+            raise EngineDeadError("the engine process is not running")
+        self.looks.append((list(prompt), cache_salt, attention))
+        if self.looked is not None:
+            return msgspec.structs.replace(self.looked, total=len(prompt))
+        host, disk = self.tiers
+        return Looked(look_id=0, total=len(prompt), gpu=self.cached - host - disk, host=host, disk=disk)
 
     async def generate(self, request: Generate) -> AsyncGenerator[Update, None]:
         """As `EngineClient.generate`."""

@@ -31,6 +31,7 @@ class SimulatedDisk:
         self._begun: list[tuple[Done, tuple[int, ...], int]] = []  # with the move after which it may end
         self.stats = DiskStats()
         self.is_resting = False
+        self.pinned: set[bytes] = set()
 
     def __contains__(self, key: bytes) -> bool:
         return key in self.files
@@ -55,7 +56,8 @@ class SimulatedDisk:
             return False
         if len(self.files) >= self._most:
             reading = {done.key for done, _, _ in self._begun}
-            oldest = next((name for name in self.files if name not in reading), None)
+            idle = [name for name in self.files if name not in reading]
+            oldest = next((name for name in idle if name not in self.pinned), idle[0] if idle else None)
             if oldest is None:
                 return False
             del self.files[oldest]
@@ -63,10 +65,10 @@ class SimulatedDisk:
         self._begun.append((Done(key, is_read=False, ok=True), parts[0], self._runner.moves + 1))
         return True
 
-    def read(self, key: bytes, parts: Sequence[Any]) -> None:
+    def read(self, key: bytes, parts: Sequence[Any], ready: Callable[[], object] | None = None) -> None:
         """As `DiskStore.read`."""
         assert key in self.files
-        self._begun.append((Done(key, is_read=True, ok=True), parts[0], 0))
+        self._begun.append((Done(key, is_read=True, ok=True), parts[0], 0 if ready is None else self._runner.moves + 1))
 
     def done(self) -> list[Done]:
         """As `DiskStore.done`."""
@@ -83,6 +85,14 @@ class SimulatedDisk:
         """As `DiskStore.remove`."""
         for key in keys:
             self.files.pop(key, None)
+
+    def pin(self, keys: Sequence[bytes]) -> None:
+        """As `DiskStore.pin`."""
+        self.pinned.update(keys)
+
+    def unpin(self, keys: Sequence[bytes]) -> None:
+        """As `DiskStore.unpin`."""
+        self.pinned.difference_update(keys)
 
     def close(self) -> None:
         """As `DiskStore.close`."""

@@ -27,7 +27,7 @@ from longreach.engine.kv_cache.prefix_cache import PageHasher
 from longreach.engine.kv_cache.state_allocator import StateAllocator
 from longreach.engine.kv_cache.state_borders import BorderRule
 from longreach.engine.kv_cache.state_pool import StatePool
-from longreach.engine.messages import Failed, Generate, Sampling
+from longreach.engine.messages import Failed, Generate, Pin, Sampling
 from longreach.engine.requests.step_plan import StepPlan
 from longreach.engine.scheduling.limits import Limits
 from longreach.engine.scheduling.scheduler import Scheduler
@@ -82,6 +82,7 @@ class Histories(RuleBasedStateMachine):
         self.files: Files = {}
         self.names = iter(range(10**6))
         self.settings = SimpleNamespace(**settings)
+        self.pins: dict[str, Pin] = {}
         self.begin()
         for name in LOGGERS:
             logging.getLogger(name).setLevel(logging.CRITICAL)
@@ -112,6 +113,8 @@ class Histories(RuleBasedStateMachine):
         hasher = PageHasher(how.page_size, "m", answers_apart=batch_invariant)
         allocator = PageAllocator(pool, hasher, PageGroups(how.page_size, windows, BUDGET), states)
         self.engine = Engine(Scheduler(allocator, limits), self.runner, self.runner.clock)
+        for pin in self.pins.values():
+            self.engine.pin(pin)
         self.alive: dict[str, Generate] = {}
         self.streams: dict[str, list[int]] = {}
         self.scores: dict[str, list[int]] = {}  # the prompt's tokens whose log-probabilities have been told
@@ -190,6 +193,21 @@ class Histories(RuleBasedStateMachine):
     @rule(name=consumes(requests))
     def cancel_while_the_next_step_runs(self, name: str) -> None:
         self.cancel_in_step = name
+
+    @rule(
+        name=st.sampled_from("abc"),
+        document=st.sampled_from(DOCUMENTS),
+        length=st.integers(0, 75),
+        salt=st.sampled_from(["", "", "other"]),
+    )
+    def pin(self, name: str, document: list[int], length: int, salt: str) -> None:
+        self.pins[name] = Pin(name, document[:length], salt)
+        self.engine.pin(self.pins[name])
+
+    @rule(name=st.sampled_from("abc"))
+    def unpin(self, name: str) -> None:
+        self.pins.pop(name, None)
+        self.engine.unpin(name)
 
     @rule()
     def die(self) -> None:

@@ -53,6 +53,11 @@ def test_requests_stream_side_by_side_and_errors_stay_with_their_request(model_d
             assert failure.value.kind == "invalid"
             assert await tokens_of(client, spec("d")) == alone
             assert client.requests_in_flight == 0
+            looks = await asyncio.gather(*(client.look(spec("e", length=50).prompt, salt) for salt in ("", "s")))
+            assert [(found.total, found.gpu) for found in looks] == [(50, 16), (50, 0)], (
+                "one page of 16 tokens is cached"
+            )
+            assert looks[1].seconds_alone is not None
         finally:
             await client.stop()
         assert not client.alive

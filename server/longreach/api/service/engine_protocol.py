@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from longreach.engine.admission import Place
+from longreach.engine.looks import Looked
 from longreach.engine.messages import AttentionPolicy, EngineConfig, Generate, Started, Update
 from longreach.engine.stats import Stats
 
@@ -50,8 +51,29 @@ class EngineProtocol(Protocol):
         """Predicted time to read the rest of a request's prompt, or None before there is a basis."""
         ...
 
+    async def look(
+        self,
+        prompt: Sequence[int],
+        cache_salt: str = ...,
+        attention: AttentionPolicy = ...,
+        *,
+        max_tokens: int = ...,
+        priority: int = ...,
+        flexible: bool = ...,
+    ) -> Looked:
+        """What a request would get from the caches now, and when its first token would come."""
+        ...
+
     def generate(self, request: Generate) -> AsyncGenerator[Update, None]:
         """Yield the updates of one request; closing the generator cancels it."""
+        ...
+
+    async def pin(self, name: str, prompt: list[int], cache_salt: str = ..., attention: AttentionPolicy = ...) -> None:
+        """Have what is cached of a prompt evicted last, or raise an `EngineDeadError`."""
+        ...
+
+    async def unpin(self, name: str) -> None:
+        """End a pin, if there is one of this name, or raise an `EngineDeadError`."""
         ...
 
     async def stop(self) -> None:

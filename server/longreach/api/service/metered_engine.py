@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 
 from opentelemetry import trace
 
 from longreach.api.service.engine_protocol import EngineProtocol
 from longreach.engine.admission import Place
+from longreach.engine.looks import Looked
 from longreach.engine.messages import DENSE, AttentionPolicy, Generate, Started, Update
 from longreach.engine.stats import Stats
 from longreach.metrics import Metrics, Timeline
@@ -62,6 +63,29 @@ class MeteredEngine(EngineProtocol):
     def seconds_to_read(self, request_id: str) -> float | None:
         """As `EngineProtocol.seconds_to_read`."""
         return self._engine.seconds_to_read(request_id)
+
+    async def pin(self, name: str, prompt: list[int], cache_salt: str = "", attention: AttentionPolicy = DENSE) -> None:
+        """As `EngineProtocol.pin`."""
+        await self._engine.pin(name, prompt, cache_salt, attention)
+
+    async def unpin(self, name: str) -> None:
+        """As `EngineProtocol.unpin`."""
+        await self._engine.unpin(name)
+
+    async def look(
+        self,
+        prompt: Sequence[int],
+        cache_salt: str = "",
+        attention: AttentionPolicy = DENSE,
+        *,
+        max_tokens: int = 1,
+        priority: int = 0,
+        flexible: bool = False,
+    ) -> Looked:
+        """As `EngineProtocol.look`."""
+        return await self._engine.look(
+            prompt, cache_salt, attention, max_tokens=max_tokens, priority=priority, flexible=flexible
+        )
 
     async def stop(self) -> None:
         """As `EngineProtocol.stop`."""

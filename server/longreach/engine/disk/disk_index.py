@@ -7,9 +7,11 @@ room as others do.
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+
+from longreach.engine.kv_cache.eviction_order import EvictionOrder
 
 BLOCK = 4096  # bytes that a file system gives at a time
 
@@ -24,7 +26,6 @@ class _Entry:
     bytes: int
     ready: bool  # it has been written
     readers: int = 0
-    pins: int = 0
 
     @property
     def is_busy(self) -> bool:
@@ -42,8 +43,9 @@ class DiskIndex:
         self.most_bytes = most_bytes
         self.bytes = 0
         self._busy = 0  # of these, what cannot go: it is written or read
-        self._entries: OrderedDict[str, _Entry] = OrderedDict()  # the one used longest ago first
-        self._pins: dict[str, int] = {}  # also of what is not here
+        self._entries: dict[str, _Entry] = {}
+        self._order: EvictionOrder[str] = EvictionOrder()
+        self._pins: Counter[str] = Counter()  # also of what is not here
 
     def __len__(self) -> int:
         """Entries, also those being written."""
@@ -61,8 +63,9 @@ class DiskIndex:
             The paths that have to be deleted, for they are more than the bound allows.
         """
         for path, size in files:
-            self._entries[path] = _Entry(taken(size), ready=True, pins=self._pins.get(path, 0))
+            self._entries[path] = _Entry(taken(size), ready=True)
             self.bytes += taken(size)
+            self._touch(path)
         gone: list[str] = []
         while self.bytes > self.most_bytes:
             gone.append(self._evict())
@@ -80,7 +83,8 @@ class DiskIndex:
         gone: list[str] = []
         while self.bytes + wanted > self.most_bytes:
             gone.append(self._evict())
-        self._entries[path] = _Entry(wanted, ready=False, pins=self._pins.get(path, 0))
+        self._entries[path] = _Entry(wanted, ready=False)
+        self._touch(path)
         self.bytes += wanted
         self._busy += wanted
         return gone
@@ -94,12 +98,13 @@ class DiskIndex:
     def remove(self, path: str) -> None:
         """A file is gone, or was never written."""
         if (entry := self._entries.pop(path, None)) is not None:
+            self._order.remove(path)
             self.bytes -= entry.bytes
             self._busy -= entry.bytes if entry.is_busy else 0
 
     def use(self, path: str) -> None:
         """Somebody reads an entry: it stays until `used`."""
-        self._entries.move_to_end(path)
+        self._touch(path)
         entry = self._entries[path]
         self._busy += 0 if entry.is_busy else entry.bytes
         entry.readers += 1
@@ -113,31 +118,32 @@ class DiskIndex:
     def pin(self, paths: Iterable[str]) -> None:
         """Let these go last, as often as they are pinned, whether they are here or come."""
         for path in paths:
-            self._pins[path] = self._pins.get(path, 0) + 1
-            if (entry := self._entries.get(path)) is not None:
-                entry.pins += 1
+            self._pins[path] += 1
+            if path in self._entries:
+                self._touch(path)
 
-    def unpin(self, paths: Iterable[str]) -> None:
-        """Take back one `pin` of each of these."""
-        for path in paths:
+    def unpin(self, paths: Sequence[str]) -> None:
+        """Take back one `pin` of each of these; those that nobody pins any more go first, in this order."""
+        for path in reversed(paths):
             self._pins[path] -= 1
             if not self._pins[path]:
                 del self._pins[path]
-            if (entry := self._entries.get(path)) is not None:
-                entry.pins -= 1
+                self._order.unpin(path)
 
     def check(self) -> None:
         """Assert that the sums are right, and within the bound."""
         assert self.bytes == sum(entry.bytes for entry in self._entries.values()), "bytes are counted wrongly"
         assert self.bytes <= self.most_bytes, "more bytes than allowed"
         assert self._busy == sum(entry.bytes for entry in self._entries.values() if entry.is_busy), "lost busy bytes"
+        self._order.check()
+        assert set(self._order) == self._entries.keys(), "an entry has no place in the order"
         for path, entry in self._entries.items():
             assert entry.readers >= 0, f"{path} has been given back too often"
-            assert entry.pins == self._pins.get(path, 0), f"{path} has lost a pin"
 
     def _evict(self) -> str:
-        idle = (path for path, entry in self._entries.items() if not entry.is_busy)
-        unpinned = (path for path, entry in self._entries.items() if not (entry.is_busy or entry.pins))
-        oldest = next(unpinned, None) or next(idle)
+        oldest = next(path for path in self._order if not self._entries[path].is_busy)
         self.remove(oldest)
         return oldest
+
+    def _touch(self, path: str) -> None:
+        self._order.use(path, pinned=self._pins[path] > 0)

@@ -137,11 +137,16 @@ class DiskStore:
         self._work.put(lambda: self._run(Done(key, is_read=False, ok=True), size, entry_file.write, parts, ready))
         return True
 
-    def read(self, key: bytes, parts: Sequence[bytearray | memoryview]) -> None:
-        """Begin to read an entry that is here into `parts`, which are not to be looked at until `done` has it."""
+    def read(
+        self, key: bytes, parts: Sequence[bytearray | memoryview], ready: Callable[[], object] | None = None
+    ) -> None:
+        """Begin to read an entry that is here into `parts`, which are not to be looked at until `done` has it.
+
+        `ready` waits until nobody else uses the parts; the thread that reads calls it.
+        """
         self._index.use(self._path(key))
         size = sum(memoryview(part).nbytes for part in parts)
-        self._readers.submit(self._run, Done(key, is_read=True, ok=True), size, entry_file.read, parts)
+        self._readers.submit(self._run, Done(key, is_read=True, ok=True), size, entry_file.read, parts, ready)
 
     def done(self) -> list[Done]:
         """What has come to its end since the last call."""
@@ -156,8 +161,8 @@ class DiskStore:
         self._index.pin(map(self._path, keys))
 
     def unpin(self, keys: Sequence[bytes]) -> None:
-        """Take back one `pin` of each of these."""
-        self._index.unpin(map(self._path, keys))
+        """Take back one `pin` of each of these; those that nobody pins any more go first, in this order."""
+        self._index.unpin([self._path(key) for key in keys])
 
     def remove(self, keys: Sequence[bytes]) -> None:
         """Delete entries that are here and that nobody reads."""

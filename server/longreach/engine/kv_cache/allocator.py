@@ -7,6 +7,7 @@
     allocate      | gives a request ids for reserved pages
     held          | takes back the pages that a request's windows have left behind: `group_pages`
     commit        | puts full pages into the prefix cache: others may share them
+    pinned        | has the entries of pinned prompts evicted last: `pinned_prompts`
     invalidate    | takes pages out of the prefix cache, since their contents may be wrong
     free          | takes everything back; cached pages can still be matched until they are evicted
 
@@ -27,11 +28,12 @@ from longreach.engine.kv_cache.groups import PageGroups
 from longreach.engine.kv_cache.offload_index import CacheMoves
 from longreach.engine.kv_cache.page_checks import check_pages
 from longreach.engine.kv_cache.page_pool import PagePool
+from longreach.engine.kv_cache.pinned_prompts import PinnedPrompts
 from longreach.engine.kv_cache.prefix_cache import PageHasher
-from longreach.engine.kv_cache.prefix_finder import PrefixFinder
+from longreach.engine.kv_cache.prefix_finder import CachedPrefix, PrefixFinder
 from longreach.engine.kv_cache.prefix_sharing import PrefixSharing
 from longreach.engine.kv_cache.state_allocator import StateAllocator, StateUsage
-from longreach.engine.requests.page_hold import DROPPED
+from longreach.engine.requests.page_hold import DROPPED, Sought
 from longreach.engine.requests.request import Request
 
 
@@ -68,6 +70,12 @@ class PageAllocator:
         self._finder = PrefixFinder(pool, self.groups, states)
         self.held = GroupPages(pool, self.groups)
         self.prefixes = PrefixSharing(pool, self.groups, states, self.held, self._finder)
+        tiers = [
+            pool.cache,
+            *([] if pool.host is None else pool.host.tiers),
+            *([] if states is None else [states.tier]),
+        ]
+        self.pinned = PinnedPrompts(tiers, self.groups, hasher, states=states is not None)
 
     @property
     def disk(self) -> DiskTier | None:
@@ -121,6 +129,10 @@ class PageAllocator:
             for other in others:
                 self.states.add_parting(request, other)
 
+    def cached(self, request: Sought) -> CachedPrefix:
+        """What a request that holds nothing would get now; it changes nothing."""
+        return self._finder.cached(request, self.disk)
+
     def can_reserve(self, request: Request, length: int) -> bool:
         """Whether `reserve` would do it for a request that holds nothing."""
         match = self._finder.match(request)
@@ -157,7 +169,7 @@ class PageAllocator:
                 hold.first[group] = match.border - len(shared)
                 hold.tables[group] = [DROPPED] * hold.first[group] + shared
             if match.border:
-                self.prefixes.note_cached(request)
+                self.prefixes.note_cached(request, match.border)
         hold.promised = pages
         for group, count in enumerate(missing):
             hold.reserves[group] += count
@@ -272,7 +284,7 @@ class PageAllocator:
     def forget(self, request: Request) -> None:
         """A request that may wait for what is read from disk does so no more."""
         if self.disk is not None:
-            self.disk.leave(request.id)
+            self.disk.reads.forget(request.id)
 
     def expire(self, now: float) -> None:
         """End the retention of pages whose time has come, and take in what has come from disk."""

@@ -1,10 +1,8 @@
 """What is kept on disk, below host memory: which entries are written, and which are read before a request needs them.
 
 Entries pass through host memory. What the prefix cache takes up is copied there beside the steps to come, and written
-from there. A request that waits has its prefix read into host memory, as far as that is on disk, and takes it up from
-there as it takes up all that is in host memory. While files are written or read, their places are held.
-
-A request waits for its prefix no longer than computing it would take. Others are not held up.
+from there. A request that waits has its prefix read into host memory, see `disk_reads`, and takes it up from there as
+it takes up all that is in host memory. While files are written or read, their places are held.
 """
 
 from __future__ import annotations
@@ -17,6 +15,7 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
+from longreach.engine.kv_cache.disk_reads import DiskReads
 from longreach.engine.kv_cache.host_tier import HostTier
 from longreach.engine.stats import DiskStats
 
@@ -62,11 +61,15 @@ class Store(Protocol):
 
     def write(self, key: bytes, parts: Sequence[memoryview], ready: Callable[[], object] | None = None) -> bool: ...
 
-    def read(self, key: bytes, parts: Sequence[memoryview]) -> None: ...
+    def read(self, key: bytes, parts: Sequence[memoryview], ready: Callable[[], object] | None = None) -> None: ...
 
     def done(self) -> Sequence[Done]: ...
 
     def remove(self, keys: Sequence[bytes]) -> None: ...
+
+    def pin(self, keys: Sequence[bytes]) -> None: ...
+
+    def unpin(self, keys: Sequence[bytes]) -> None: ...
 
     def close(self) -> None: ...
 
@@ -89,21 +92,6 @@ class _Wanted(NamedTuple):
     since: float
 
 
-class _Reading(NamedTuple):
-    places: Places
-    depth: int
-
-
-class _Wait:
-    """What is read for one request, and what it holds of that until it goes on."""
-
-    def __init__(self, until: float) -> None:
-        self.until = until
-        self.names: set[bytes] = set()
-        self.read: set[bytes] = set()  # those that have come
-        self.held: list[Places] = []
-
-
 class DiskTier:
     """Entries of a `store`, which pass through the places of a `host` tier, whose bytes are in `memory`."""
 
@@ -122,15 +110,14 @@ class DiskTier:
         self._most_copied = max(1, _STEP_BYTES // place_bytes)
         self._wanted: OrderedDict[bytes, _Wanted] = OrderedDict()
         self._writing: dict[bytes, Places] = {}
-        self._reading: dict[bytes, _Reading] = {}
-        self._unwanted: set[bytes] = set()  # of those being written or read: nobody may have them
-        self._waits: dict[str, _Wait] = {}
+        self._unwanted: set[bytes] = set()  # of those being written: nobody may have them
+        self.reads = DiskReads(store, host, memory, clock)
         self._given_up = 0  # entries that were evicted before they could be written
 
     @property
     def has_work(self) -> bool:
         """Whether a step has something to copy, or to look after."""
-        return bool(self._wanted or self._reading or self._writing)
+        return bool(self._wanted or self._writing) or self.reads.has_work
 
     @property
     def num_unwritten(self) -> int:
@@ -146,7 +133,7 @@ class DiskTier:
 
     def __contains__(self, name: bytes) -> bool:
         """Whether an entry can be read, or is being read."""
-        return name in self._reading or (name in self.store and name not in self._writing)
+        return name in self.reads or (name in self.store and name not in self._writing)
 
     def want(self, name: bytes, at: int, depth: int = 0) -> None:
         """Have an entry written that is at a page or, with its `depth`, at a slot."""
@@ -157,10 +144,20 @@ class DiskTier:
         """See that nobody gets what is kept under these keys."""
         for name in names:
             self._wanted.pop(name, None)
-            if name in self._writing or name in self._reading:
+            if name in self._writing:
                 self._unwanted.add(name)
+            elif name in self.reads:
+                self.reads.remove(name)
             else:
                 self.store.remove([name])
+
+    def pin_names(self, names: Sequence[bytes]) -> None:
+        """As `pinned_prompts.Tier.pin_names`."""
+        self.store.pin(names)
+
+    def unpin_names(self, names: Sequence[bytes]) -> None:
+        """As `pinned_prompts.Tier.unpin_names`."""
+        self.store.unpin(names)
 
     def copy_ahead(self, is_there: Callable[[bytes, int, int], bool | None], *, is_last: bool = False) -> None:
         """Have what will be written copied to host memory beside this step, of what `is_there` (key, page or slot, and
@@ -200,77 +197,23 @@ class DiskTier:
 
     def poll(self) -> None:
         """Take in what has been written and read."""
-        index = self._host.index
         for done in self.store.done():
-            unwanted = done.key in self._unwanted
-            self._unwanted.discard(done.key)
-            if not done.is_read:
-                index.release(self._writing.pop(done.key))
-                if unwanted and done.ok:
-                    self.store.remove([done.key])
+            if done.is_read:
+                self.reads.settle(done)
                 continue
-            places, depth = self._reading.pop(done.key)
-            arrived = done.ok and not unwanted
-            if unwanted:
-                self.store.remove([done.key])
-            if arrived:
-                index.arrive(done.key, places, depth)
-            for wait in self._waits.values():
-                if done.key in wait.names:
-                    wait.names.remove(done.key)
-                    if arrived:
-                        wait.held.append(index.hold(done.key))
-                        wait.read.add(done.key)
-            index.release(places)
-
-    def read_ahead(self, request_id: str, names: Sequence[tuple[bytes, int]], seconds: float) -> bool:
-        """Begin to read entries, by key and depth, for a request that waits for them so long.
-
-        False if there is no room for them all; nothing has been begun then.
-        """
-        index = self._host.index
-        new = [(name, depth) for name, depth in names if name not in self._reading]
-        if sum(index.state_places if depth else 1 for _, depth in new) > index.num_unheld:
-            return False
-        wait = self._waits[request_id] = _Wait(self._clock() + seconds)
-        for name, depth in names:
-            if name not in self._reading:
-                places = index.expect(name, depth)
-                if places is None:
-                    break  # this step uses what is left
-                self._reading[name] = _Reading(places, depth)
-                self.store.read(name, self._memory.contents(places))
-            wait.names.add(name)
-        return True
-
-    def has_asked(self, request_id: str) -> bool:
-        """Whether `read_ahead` has been called for a request."""
-        return request_id in self._waits
-
-    def awaits(self, request_id: str) -> bool:
-        """Whether a request waits for what is read for it."""
-        wait = self._waits.get(request_id)
-        return wait is not None and bool(wait.names) and self._clock() < wait.until
-
-    def was_read(self, request_id: str, name: bytes) -> bool:
-        """Whether an entry has come from disk for a request that has not gone on."""
-        wait = self._waits.get(request_id)
-        return wait is not None and name in wait.read
+            self._host.index.release(self._writing.pop(done.key))
+            if done.key in self._unwanted:
+                self._unwanted.remove(done.key)
+                if done.ok:
+                    self.store.remove([done.key])
 
     @property
-    def num_room(self) -> int:
-        """Places that could be read into."""
-        return self._host.index.num_unheld
-
-    def leave(self, request_id: str) -> None:
-        """A request goes on, or has gone: nothing is held for it any more."""
-        if (wait := self._waits.pop(request_id, None)) is not None:
-            for places in wait.held:
-                self._host.index.release(places)
+    def num_places(self) -> int:
+        """Places of host memory that entries pass through."""
+        return self._host.index.num_places
 
     def check(self) -> None:
         """Assert that places are held for what is written, read and waited for, and for nothing else."""
-        assert self._unwanted <= set(self._writing) | set(self._reading)
-        held = [*self._writing.values(), *(reading.places for reading in self._reading.values())]
-        held += [places for wait in self._waits.values() for places in wait.held]
-        self._host.index.check_held(held)
+        assert self._unwanted <= set(self._writing)
+        self.reads.check()
+        self._host.index.check_held([*self._writing.values(), *self.reads.held])

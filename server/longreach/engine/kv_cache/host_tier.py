@@ -35,6 +35,11 @@ class HostTier:
         return name in self.index
 
     @property
+    def tiers(self) -> list[HostIndex | DiskTier]:
+        """Host memory, and what is kept below, if anything is."""
+        return [self.index] if self.disk is None else [self.index, self.disk]
+
+    @property
     def num_restoring(self) -> int:
         """Places whose contents come back, since the last `launched`."""
         return sum(len(restored.copy.places) for restored in self._restored.values())

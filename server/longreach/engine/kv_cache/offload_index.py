@@ -10,11 +10,12 @@ with a key never change, so that neither copy can be the wrong one.
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from longreach.engine.kv_cache.borders import STATE_GROUP, key
+from longreach.engine.kv_cache.eviction_order import EvictionOrder
 from longreach.engine.kv_cache.state_depths import StateDepths
 
 
@@ -48,6 +49,10 @@ class CacheMoves(NamedTuple):
         return len(self.evicted) + len(self.restored) + len(self.saved)
 
 
+# The part of all places in which pinned entries are evicted last.
+_PINNED_SHARE = 1 / 2
+
+
 class _Kept(NamedTuple):
     places: tuple[int, ...]
     depth: int  # pages before the border of a state; 0 of a page
@@ -56,7 +61,8 @@ class _Kept(NamedTuple):
 class HostIndex:
     """`num_places` places, of which a state takes `state_places`; the entry that was used longest ago is evicted first.
 
-    A state is as young as the page that ends at its border: neither is of use without the other.
+    A state is as young as the page that ends at its border: neither is of use without the other. Pinned entries go
+    last, as far as they fill half of the places.
 
     Between two calls of `unpin` a place is given one content at most, and one that is read keeps its own: the copies of
     one step can be made in any order within their kind.
@@ -71,7 +77,9 @@ class HostIndex:
         self.state_places = state_places
         self._free = list(range(num_places - 1, -1, -1))
         self._freed: list[int] = []  # that copies of this step still use
-        self._kept: OrderedDict[bytes, _Kept] = OrderedDict()  # the one used longest ago first
+        self._kept: dict[bytes, _Kept] = {}
+        self._order: EvictionOrder[bytes] = EvictionOrder(int(num_places * _PINNED_SHARE))
+        self._lasting: set[bytes] = set()  # keys of pinned prompts, here or not
         self._pinned: set[bytes] = set()  # that this step copies
         self._in_use = 0  # places that it copies from or to
         self._copied: set[tuple[int, ...]] = set()  # these places, by entry
@@ -134,6 +142,7 @@ class HostIndex:
         """See that nobody gets what is kept under this key, if anything is."""
         if (kept := self._kept.pop(name, None)) is None:
             return
+        self._order.remove(name)
         if kept.depth:
             self._depths.remove(kept.depth)
             self.num_states -= 1
@@ -148,6 +157,19 @@ class HostIndex:
         wrong = set(places)
         for name in [name for name, kept in self._kept.items() if not wrong.isdisjoint(kept.places)]:
             self.remove(name)
+
+    def pin_names(self, names: Sequence[bytes]) -> None:
+        """As `pinned_prompts.Tier.pin_names`."""
+        self._lasting.update(names)
+        for name in names:
+            if name in self._kept:
+                self._touch(name)
+
+    def unpin_names(self, names: Sequence[bytes]) -> None:
+        """As `pinned_prompts.Tier.unpin_names`."""
+        self._lasting.difference_update(names)
+        for name in reversed(names):
+            self._order.unpin(name)
 
     def hold(self, name: bytes) -> tuple[int, ...]:
         """The places of an entry, which keep what they contain until `release`."""
@@ -205,6 +227,8 @@ class HostIndex:
         assert {self._kept[name].places for name in self._pinned} <= self._copied
         assert self._in_use == sum(map(len, self._copied)), "places are in use in this step that nobody knows"
         assert self._held_apart == sum(len(places) for places in self._held if places not in self._copied)
+        self._order.check()
+        assert set(self._order) == self._kept.keys(), "an entry has no place in the order"
         depths = [kept.depth for kept in self._kept.values() if kept.depth]
         assert self.num_states == len(depths)
         self._depths.check(depths)
@@ -231,9 +255,9 @@ class HostIndex:
 
     def _touch(self, name: bytes) -> None:
         """An entry is used, and with a page the state at its end, which is given up before it."""
-        if (state := key(name, STATE_GROUP)) in self._kept:
-            self._kept.move_to_end(state)
-        self._kept.move_to_end(name)
+        for used in (key(name, STATE_GROUP), name):
+            if used in self._kept:
+                self._order.use(used, len(self._kept[used].places), pinned=used in self._lasting)
 
     def _make_room(self, count: int) -> bool:
         """Have so many places free, if entries that this step does not use are enough."""
@@ -242,9 +266,9 @@ class HostIndex:
         if count > self.num_places - self._in_use - self._held_apart:
             return False
         while count > len(self._free):
-            self.remove(next(name for name, kept in self._kept.items() if not self._stays(name, kept.places)))
+            self.remove(next(name for name in self._order if not self._stays(name)))
         return True
 
-    def _stays(self, name: bytes, places: tuple[int, ...]) -> bool:
+    def _stays(self, name: bytes) -> bool:
         """Whether an entry's places are not to be had: this step copies them, or they are held."""
-        return name in self._pinned or self._held[places] > 0
+        return name in self._pinned or self._held[self._kept[name].places] > 0

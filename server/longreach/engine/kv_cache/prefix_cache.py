@@ -19,6 +19,8 @@ from itertools import chain, islice
 _PROTECTED_SHARE = 1 / 2
 # The part of all pages that one request's unused pages may leave in good standing; the rest go first.
 _REQUEST_SHARE = 1 / 4
+# The part of all pages that are evicted last since their prompts are pinned.
+_PINNED_SHARE = 1 / 2
 
 
 class PageHasher:
@@ -32,6 +34,11 @@ class PageHasher:
         self._page_size = page_size
         self._namespace = (*namespace, str(page_size))
         self._answers_apart = answers_apart
+
+    @property
+    def namespace(self) -> list[str]:
+        """What all contents depend on, as it was given."""
+        return [*self._namespace[:-1]]
 
     def extend(
         self, digests: list[bytes], tokens: Sequence[int], salt: str, policy: str = "", prompt_tokens: int | None = None
@@ -65,7 +72,7 @@ class PageHasher:
 class PrefixCache:
     """Which page holds which digest, and in which order idle pages are given up.
 
-    Idle pages stand in four queues, given up first to last:
+    Idle pages stand in five queues, given up first to last:
 
     - *passed*: of a window that has gone on, before no border that somebody is likely to return to.
     - *probation*: nobody has used them a second time. Of one request's pages only a quarter of the cache enters at the
@@ -73,6 +80,8 @@ class PrefixCache:
     - *protected*: somebody shared them at least once. They fill at most half of the cache (segmented LRU,
       Karedla et al. 1994).
     - *retained*: of a request that was cancelled, until a moment given then, so that its retry goes on where it was.
+    - *pinned*: of a pinned prompt. They fill at most half of the cache; beyond that, those used longest ago are put
+      on probation.
 
     Within a queue the oldest go first and of one request the last pages before the first: a page is of no use without
     those before it.
@@ -81,19 +90,22 @@ class PrefixCache:
     def __init__(self, num_pages: int) -> None:
         self._protected_limit = int(num_pages * _PROTECTED_SHARE)
         self._request_limit = max(1, int(num_pages * _REQUEST_SHARE))
+        self._pinned_limit = int(num_pages * _PINNED_SHARE)
         self._page_of: dict[bytes, int] = {}
         self._digest_of: dict[int, bytes] = {}
         self._reused: set[int] = set()
+        self._lasting: set[bytes] = set()  # digests of pinned prompts, here or not
         self._keep_until: dict[int, float] = {}
         self._passed: OrderedDict[int, None] = OrderedDict()
         self._probation: OrderedDict[int, None] = OrderedDict()
         self._protected: OrderedDict[int, None] = OrderedDict()
         self._retained: OrderedDict[int, None] = OrderedDict()
+        self._pinned: OrderedDict[int, None] = OrderedDict()
 
     @property
     def num_idle(self) -> int:
         """Pages that could be evicted."""
-        return len(self._passed) + len(self._probation) + len(self._protected) + len(self._retained)
+        return sum(map(len, self._queues))
 
     def lookup(self, digest: bytes) -> int | None:
         """The page with these contents, held or idle."""
@@ -126,6 +138,9 @@ class PrefixCache:
 
     def free(self, pages: list[int]) -> None:
         """Cached pages, in the order of their sequence, become idle."""
+        lasting = [page for page in pages if self._digest_of[page] in self._lasting] if self._lasting else []
+        if lasting:
+            pages = [page for page in pages if self._digest_of[page] not in self._lasting]
         fresh = [page for page in pages if page not in self._keep_until and page not in self._reused]
         for page in pages:
             self._leave_queues(page)
@@ -139,12 +154,17 @@ class PrefixCache:
                 self._retained[page] = None
             elif page in self._reused:
                 self._protect(page)
+        for page in reversed(lasting):
+            self._pin(page)
 
     def pass_by(self, page: int) -> None:
         """A cached page becomes idle that is given up before all others."""
         self._reused.discard(page)
         self._keep_until.pop(page, None)
-        self._passed[page] = None
+        if self._digest_of[page] in self._lasting:
+            self._pin(page)
+        else:
+            self._passed[page] = None
 
     def is_passed(self, page: int) -> bool:
         """Whether an idle page is given up before all others."""
@@ -170,8 +190,26 @@ class PrefixCache:
 
     def next_evicted(self, count: int) -> list[tuple[int, bytes]]:
         """The idle pages that are evicted next, the next one first, at most `count`, with their digests."""
-        pages = islice(chain(self._passed, self._probation, self._protected, self._retained), count)
+        pages = islice(chain(*self._queues), count)
         return [(page, self._digest_of[page]) for page in pages]
+
+    def pin_names(self, names: Sequence[bytes]) -> None:
+        """As `pinned_prompts.Tier.pin_names`."""
+        self._lasting.update(names)
+        for page in self._idle_of(names):
+            self._pin(page)
+
+    def unpin_names(self, names: Sequence[bytes]) -> None:
+        """As `pinned_prompts.Tier.unpin_names`; what has been used once is given up before anything else."""
+        self._lasting.difference_update(names)
+        pages = [page for page in self._idle_of(names) if page in self._pinned]
+        for page in reversed(pages):
+            del self._pinned[page]
+            self._probation[page] = None
+            self._probation.move_to_end(page, last=False)
+        for page in [page for page in pages if page in self._reused]:
+            del self._probation[page]
+            self._protect(page)
 
     def remove(self, page: int) -> None:
         """Forget the digest of a page, held or idle; nobody will share it any more."""
@@ -182,14 +220,33 @@ class PrefixCache:
 
     def check(self, idle: set[int]) -> None:
         """Assert that the queues hold exactly the pages `idle`, each once, and that digests and pages agree."""
-        queued = [*self._passed, *self._probation, *self._protected, *self._retained]
+        queued = list(chain(*self._queues))
         assert len(queued) == len(set(queued)), "an idle page stands in two queues"
         assert set(queued) == idle, f"queued {set(queued) - idle} are not idle; idle {idle - set(queued)} are lost"
         assert idle <= set(self._digest_of), "an idle page is not cached"
         assert {page: digest for digest, page in self._page_of.items()} == self._digest_of
         assert len(self._protected) <= self._protected_limit
+        assert len(self._pinned) <= self._pinned_limit
+        assert {self._digest_of[page] for page in self._pinned} <= self._lasting, "a page is pinned by nobody"
         assert set(self._protected) <= self._reused <= set(self._digest_of)
         assert set(self._retained) <= set(self._keep_until) <= set(self._digest_of)
+
+    @property
+    def _queues(self) -> tuple[OrderedDict[int, None], ...]:
+        return self._passed, self._probation, self._protected, self._retained, self._pinned
+
+    def _idle_of(self, names: Sequence[bytes]) -> list[int]:
+        """The idle pages among those that are known by these."""
+        pages = [self._page_of[name] for name in names if name in self._page_of]
+        return [page for page in pages if any(page in queue for queue in self._queues)]
+
+    def _pin(self, page: int) -> None:
+        self._leave_queue(page)
+        self._pinned[page] = None
+        if len(self._pinned) > self._pinned_limit:
+            oldest, _ = self._pinned.popitem(last=False)
+            self._reused.discard(oldest)
+            self._probation[oldest] = None
 
     def _protect(self, page: int) -> None:
         self._protected[page] = None
@@ -203,5 +260,5 @@ class PrefixCache:
         self._leave_queues(page)
 
     def _leave_queues(self, page: int) -> None:
-        for queue in (self._passed, self._probation, self._protected, self._retained):
+        for queue in self._queues:
             queue.pop(page, None)

@@ -77,7 +77,7 @@ class PrefixSharing:
                 break
             hold.pages.append(page)
             hold.reserves[0] -= 1
-            self.note_cached(request)
+            self.note_cached(request, 1)
         return PrefixMatch(len(hold.pages) * self._size, waits)
 
     def lookup(self, request: Request) -> int:
@@ -107,23 +107,30 @@ class PrefixSharing:
         depths = (border // self._size for border in ahead.states.borders if border > start and border >= end)
         return any(depth <= last and ahead.hold.digests[depth - 1] == digests[depth - 1] for depth in depths)
 
-    def awaits_disk(self, request: Request, seconds: Callable[[int], float]) -> bool:
-        """Whether a request that has not been let in waits for what is read from disk for it, which begins here.
+    def awaits_disk(self, request: Request, seconds: Callable[[Request, int, int], float]) -> bool:
+        """Whether a request that could compute waits for what is read from disk for it, which begins here.
 
-        `seconds` is how long computing so many of its first tokens would take: it waits no longer.
+        `seconds` is how long computing its tokens from one position to another would take: it waits no longer.
         """
         disk = None if self._pool.host is None else self._pool.host.disk
-        if disk is None or request.seq_slot >= 0:
+        if disk is None or request.computed % self._size:
             return False
-        if not disk.has_asked(request.id):
-            names = self._finder.on_disk(request, disk, disk.num_room)
-            disk.read_ahead(request.id, names, seconds(len(names) * self._size))
-        return disk.awaits(request.id)
+        start, reads = request.computed // self._size, disk.reads
+        if (room := reads.begin_turn(request.id, start)) is not None:
+            border, names = self._finder.on_disk(request, disk, room, start)
+            most = seconds(request, request.computed, border * self._size)
+            reads.ask(request.id, start, names, most, runs=request.seq_slot >= 0)
+        return reads.awaits(request.id)
+
+    def refused(self, request: Request) -> None:
+        """A request that waits for nothing that is read could not be let in."""
+        if self._pool.host is not None and self._pool.host.disk is not None:
+            self._pool.host.disk.reads.refused(request.id)
 
     def goes_on(self, request: Request) -> None:
         """A request computes: it needs no more of what was read for it."""
         if self._pool.host is not None and self._pool.host.disk is not None:
-            self._pool.host.disk.leave(request.id)
+            self._pool.host.disk.reads.goes_on(request.id)
 
     def digests(self, request: Request, start: int, end: int) -> list[bytes]:
         """Those of the pages that hold tokens `start` to `end`, of those that have any."""
@@ -137,10 +144,11 @@ class PrefixSharing:
                 return page * self._size
         return end
 
-    def note_cached(self, request: Request) -> None:
-        """Note how much of a request's prompt was in the prefix cache; what it gets back after a preemption is not."""
+    def note_cached(self, request: Request, pages: int) -> None:
+        """Note that so many more pages of a request's prompt were in the prefix cache; what it gets back after a
+        preemption is not counted."""
         if not request.preempted:
-            request.hold.cached_tokens = len(request.hold.pages) * self._size
+            request.hold.cached_tokens += pages * self._size
 
     def _note_restored(self, request: Request, names: Iterable[bytes], pages: int = 1) -> None:
         """Note that so many pages of a request's prompt, of entries with these keys, were not on the device; see
@@ -148,7 +156,7 @@ class PrefixSharing:
         if request.preempted:
             return
         disk = None if self._pool.host is None else self._pool.host.disk
-        if disk is not None and any(disk.was_read(request.id, name) for name in names):
+        if disk is not None and any(disk.reads.was_read(request.id, name) for name in names):
             request.hold.disk_tokens += pages * self._size
         else:
             request.hold.host_tokens += pages * self._size
@@ -186,7 +194,7 @@ class PrefixSharing:
         if self._finder.places(away) > max(0, max_restored - pool.num_restoring):
             if pool.num_restoring:
                 return here._replace(waits=True)
-            reach = self._finder.reach(hold, start, chain, max_restored)
+            reach = self._finder.reach(request, start, chain, max_restored)
             nearer = self._finder.usable(request, start, reach)
             border = nearer if nearer > start else border
             away = self._finder.away(request, start, border)
@@ -222,5 +230,5 @@ class PrefixSharing:
         self.ahead.put_back(request, known_only=True)
         hold.settled = border
         self._held.trim(hold)
-        self.note_cached(request)
+        self.note_cached(request, border - start)
         return PrefixMatch(border * self._size, bool(away.keys or hold.ahead))

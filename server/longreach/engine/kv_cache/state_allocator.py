@@ -12,8 +12,10 @@ from bisect import bisect_left
 from typing import NamedTuple
 
 from longreach.engine.kv_cache.borders import STATE_GROUP, key
+from longreach.engine.kv_cache.pinned_prompts import Tier
 from longreach.engine.kv_cache.state_borders import BorderRule
 from longreach.engine.kv_cache.state_pool import AWAY, FoundCopy, StatePool
+from longreach.engine.requests.page_hold import Sought
 from longreach.engine.requests.request import Request
 from longreach.engine.requests.state_hold import NO_STATE, StateAt, StateHold, StateSlots
 from longreach.sizes import TILE
@@ -43,6 +45,11 @@ class StateAllocator:
         self._copies = copies
         self._rule = BorderRule() if rule is None else rule
         self._running = self._answers = 0  # requests that hold slots, and those that have left a copy in their answer
+
+    @property
+    def tier(self) -> Tier:
+        """What evicts copies."""
+        return self._pool
 
     @property
     def usage(self) -> StateUsage:
@@ -119,13 +126,17 @@ class StateAllocator:
             self._pin(hold, start)
         return True
 
-    def longest(self, request: Request, above: int, most: int, *, on_device: bool = False) -> FoundCopy | None:
+    def longest(self, request: Sought, above: int, most: int, *, on_device: bool = False) -> FoundCopy | None:
         """The copy of a request's longest beginning of more than `above` pages and at most `most`; see `StatePool`."""
         return self._pool.longest(request.hold.digests, above, most, on_device=on_device)
 
     def is_there(self, name: bytes, slot: int) -> bool | None:
         """As `StatePool.is_there`."""
         return self._pool.is_there(name, slot)
+
+    def is_on_device(self, digest: bytes) -> bool:
+        """Whether the device has the copy with this digest."""
+        return self._pool.lookup(digest) is not None
 
     def has(self, digest: bytes) -> bool:
         """Whether the device or the host has the copy with this digest."""

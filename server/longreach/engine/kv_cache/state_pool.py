@@ -26,6 +26,8 @@ _PROTECTED_SHARE = 1 / 2
 # Requests that start from a copy before it is protected. The next turn of a conversation is one, and then the copy that
 # the turn leaves is the one to keep. A document that several ask about has more.
 _USES = 2
+# The part of all slots whose copies are evicted last since their prompts are pinned.
+_PINNED_SHARE = 1 / 2
 # Requests of one conversation that start from one copy: repeated turns, and those that do not fill the next page.
 _ONE_CONVERSATION = 8
 # Copies that are saved to host memory beside one step, before they are evicted. Each is as large as many pages.
@@ -53,22 +55,28 @@ class _Copy:
 
 @dataclass
 class _Queues:
-    """Idle copies in the order in which they are given up: spare, used at most once, more often, kept for a while."""
+    """Idle copies in the order in which they are given up: spare, used at most once, used more often, kept for a while,
+    of a pinned prompt."""
 
     spare: OrderedDict[int, None] = field(default_factory=OrderedDict)
     probation: OrderedDict[int, None] = field(default_factory=OrderedDict)
     protected: OrderedDict[int, None] = field(default_factory=OrderedDict)
     retained: OrderedDict[int, None] = field(default_factory=OrderedDict)
+    pinned: OrderedDict[int, None] = field(default_factory=OrderedDict)
 
     def __iter__(self):
-        return chain(self.spare, self.probation, self.protected, self.retained)
+        return chain(*self._all)
 
     def __len__(self) -> int:
-        return len(self.spare) + len(self.probation) + len(self.protected) + len(self.retained)
+        return sum(map(len, self._all))
 
     def leave(self, slot: int) -> None:
-        for queue in (self.spare, self.probation, self.protected, self.retained):
+        for queue in self._all:
             queue.pop(slot, None)
+
+    @property
+    def _all(self) -> tuple[OrderedDict[int, None], ...]:
+        return self.spare, self.probation, self.protected, self.retained, self.pinned
 
 
 class StatePool:
@@ -89,6 +97,8 @@ class StatePool:
         self._depths = StateDepths()
         self._idle = _Queues()
         self._protected_limit = int(num_slots * _PROTECTED_SHARE)
+        self._pinned_limit = int(num_slots * _PINNED_SHARE)
+        self._lasting: set[bytes] = set()  # keys of pinned prompts, here or not
         self.host = host
         # Copies that a step in flight fills: others may start from them after it. Should it fail, there must be none.
         self.unfinished: set[bytes] = set()
@@ -231,6 +241,18 @@ class StatePool:
                 del self._copies[slot]
                 self._free.append(slot)
 
+    def pin_names(self, names: Sequence[bytes]) -> None:
+        """As `pinned_prompts.Tier.pin_names`."""
+        self._lasting.update(names)
+        self._queue_anew(names)
+
+    def unpin_names(self, names: Sequence[bytes]) -> None:
+        """As `pinned_prompts.Tier.unpin_names`."""
+        self._lasting.difference_update(names)
+        for slot in reversed(self._queue_anew(names)):
+            if slot in self._idle.probation and not self._copies[slot].uses:
+                self._idle.probation.move_to_end(slot, last=False)
+
     def retain(self, digest: bytes, until: float) -> None:
         """Evict the copy with this digest after all others, until a time; nothing where there is none."""
         if (slot := self._slot_of.get(digest)) is not None:
@@ -290,14 +312,29 @@ class StatePool:
         assert set(idle) <= set(self._slot_of.values()), "an idle copy cannot be found"
         self._depths.check(self._copies[slot].depth for slot in self._slot_of.values())
         assert len(self._idle.protected) <= self._protected_limit
+        assert len(self._idle.pinned) <= self._pinned_limit
         assert reserved == self._reserved, f"reserved {self._reserved}, by requests {reserved}"
         assert self.num_available >= 0, "more slots are reserved than could be allocated"
+
+    def _queue_anew(self, names: Sequence[bytes]) -> list[int]:
+        """Queue the idle copies with these keys; their slots."""
+        digests = [name[:-1] for name in names if name == key(name[:-1], STATE_GROUP)]
+        slots = [self._slot_of[digest] for digest in digests if digest in self._slot_of]
+        idle = [slot for slot in slots if self.is_idle(slot)]
+        for slot in idle:
+            self._queue(slot)
+        return idle
 
     def _queue(self, slot: int) -> None:
         """Put an idle copy at the young end of its queue."""
         copy, idle = self._copies[slot], self._idle
         idle.leave(slot)
-        if copy.keep_until is not None:
+        if key(copy.digest, STATE_GROUP) in self._lasting:
+            idle.pinned[slot] = None
+            if len(idle.pinned) > self._pinned_limit:
+                oldest, _ = idle.pinned.popitem(last=False)
+                idle.probation[oldest] = None
+        elif copy.keep_until is not None:
             idle.retained[slot] = None
         elif copy.is_spare and not copy.uses:
             idle.spare[slot] = None

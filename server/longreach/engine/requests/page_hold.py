@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Protocol
 
 # Stands in a table for a page that its group has dropped, or that was never read for it.
 DROPPED = -1
@@ -92,3 +93,17 @@ class PageHold:
             for place in range(first, len(table))
         ]
         return [page for _, page in sorted(places, key=lambda found: found[0])]
+
+
+class Sought(Protocol):
+    """Whoever looks for a cached prefix: a `request.Request`, or a question about one."""
+
+    @property
+    def hold(self) -> PageHold:
+        """The digests of its pages."""
+        ...
+
+    @property
+    def skippable(self) -> int:
+        """How many of its first tokens need not be computed where they are cached."""
+        ...

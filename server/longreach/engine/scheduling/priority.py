@@ -36,5 +36,10 @@ def rank(request: Request, computed: int, cost: StepCost, chunk: int) -> tuple[b
     """
     length = len(request.tokens)
     remaining = cost.prefill_seconds(computed, length, chunk, request.visible)
-    due = request.arrived + head_start(request.spec.priority) + PATIENCE * remaining
+    due = due_at(request.arrived, request.spec.priority, remaining)
     return request.spec.flexible, due, length - computed
+
+
+def due_at(arrived: float, priority: int, remaining: float) -> float:
+    """The second part of a `rank`, of a prompt that takes `remaining` seconds to read."""
+    return arrived + head_start(priority) + PATIENCE * remaining

@@ -179,6 +179,10 @@ class Scheduler:
         """The copies of pages for the next step failed; the requests that cannot go on without them."""
         return self.allocator.moves_failed(moves, list(self.running.values()))
 
+    def unread(self) -> list[tuple[Request, int]]:
+        """The requests whose prompts are not read to their ends, and up to where each is computed or cached."""
+        return [(request, self._prefixes.lookup(request)) for request in (*self._reading(), *self.waiting.values())]
+
     def check(self) -> None:
         """Assert that pages and requests agree."""
         self.allocator.check(list(self.running.values()))
@@ -220,7 +224,7 @@ class Scheduler:
 
     def _prompts(self, streams: list[Chunk]) -> list[Chunk]:
         """Chunks of prompts for what the `streams` leave of a step; lets requests in whose turn has come."""
-        requests = [request for request in self.running.values() if not request.is_answering and request.wanted > 1]
+        requests = self._reading()
         if not self._queue.next.is_blocked:
             requests += self.waiting.values()
         if not requests:
@@ -260,6 +264,10 @@ class Scheduler:
                 break
         return chunks
 
+    def _reading(self) -> list[Request]:
+        """Running requests whose prompts are being read."""
+        return [request for request in self.running.values() if not request.is_answering and request.wanted > 1]
+
     def _digests_in_flight(self) -> set[bytes]:
         """Of the pages that the steps in flight compute: whoever else wants these waits for them."""
         return {
@@ -278,20 +286,24 @@ class Scheduler:
     def _can_compute(self, request: Request, start: int, in_flight: set[bytes]) -> bool:
         """Whether a request computes from `start` on in this step; it is let in and shares cached pages for that.
 
-        It waits where somebody else computes its next page, and while pages are brought back from the host.
+        It waits where somebody else computes its next page, and while pages come back from the host or from disk.
         """
         if self._prefixes.first_of(in_flight, request, start, start + 1) == start:
             return False
-        if self._prefixes.awaits_disk(request, self._seconds_to_read) or not self._queue.let_in(request):
+        runs = self._queue.is_running(request)
+        if not runs and self._prefixes.awaits_disk(request, self._seconds_to_read):
+            return False
+        if not self._queue.let_in(request):
+            self._prefixes.refused(request)
             return False
         request.computed, waits = self._prefixes.match_prefix(request, self.limits.restored_pages)
-        return not waits
+        return not waits and not self._prefixes.awaits_disk(request, self._seconds_to_read)
 
-    def _seconds_to_read(self, tokens: int) -> float:
-        """Predicted time to compute so many first tokens of a prompt."""
+    def _seconds_to_read(self, request: Request, start: int, end: int) -> float:
+        """Predicted time to compute tokens `start` to `end` of a prompt."""
         if (cost := self.step_time.cost) == StepCost():
             return _UNKNOWN_SECONDS
-        return cost.prefill_seconds(0, tokens, self.limits.max_batched_tokens)
+        return cost.prefill_seconds(start, end, self.limits.max_batched_tokens, request.visible)
 
     def _chunk(self, request: Request, length: int, drafts: tuple[int, ...] = ()) -> Chunk:
         self.allocator.allocate(request, request.computed + length)

@@ -34,6 +34,7 @@ from longreach.engine.kv_cache.state_allocator import StateAllocator
 from longreach.engine.kv_cache.state_pool import StatePool
 from longreach.engine.messages import EngineConfig, Started
 from longreach.engine.pair_count import PairCount
+from longreach.engine.scheduling.forecast import EntrySizes
 from longreach.engine.scheduling.scheduler import Scheduler
 from longreach.engine.startup.capacity import Capacity, bounded_layers, host_tokens, state_places
 from longreach.engine.startup.disk import check_disk, open_disk
@@ -115,11 +116,14 @@ def _engine(config: EngineConfig, state: RankState, ranks: Ranks | None = None) 
     usage = PolicyUsage(policies, len(state_layers(state.forward.loaded.config)))
     pairs = PairCount(visible, usage.pairs)
     scheduler = Scheduler(PageAllocator(pool, hasher, groups, states), limits)
-    engine = Engine(scheduler, Runner(computing, builder, ranks), pairs=pairs, policies=policies, usage=usage)
-    return engine, _started(state, config, groups)
+    started = _started(state, config, groups, hasher)
+    sizes = EntrySizes(started.page_bytes, started.state_bytes)
+    runner = Runner(computing, builder, ranks)
+    engine = Engine(scheduler, runner, pairs=pairs, policies=policies, usage=usage, sizes=sizes)
+    return engine, started
 
 
-def _started(state: RankState, config: EngineConfig, groups: PageGroups) -> Started:
+def _started(state: RankState, config: EngineConfig, groups: PageGroups, hasher: PageHasher | None) -> Started:
     loaded, pages, limits = state.forward.loaded, state.forward.pages, state.limits
     backend, ranks = loaded.patched.backend, loaded.layout.size
     device = torch.cuda.get_device_name(loaded.device) if loaded.device.type == "cuda" else "cpu"
@@ -147,6 +151,7 @@ def _started(state: RankState, config: EngineConfig, groups: PageGroups) -> Star
         page_groups=len(groups.windows),
         state_slots=0 if (states := state.forward.states) is None else states.num_slots,
         state_bytes=0 if states is None else ranks * states.shape.bytes_per_slot,
+        digest_namespace=None if hasher is None else hasher.namespace,
     )
 
 

@@ -18,6 +18,7 @@ from collections.abc import Callable
 
 from longreach.engine.engine import Engine
 from longreach.engine.errors import DeviceLostError
+from longreach.engine.looks import Look
 from longreach.engine.messages import (
     HEARTBEAT_SECONDS,
     LENGTH_BYTES,
@@ -27,9 +28,11 @@ from longreach.engine.messages import (
     FromEngine,
     Generate,
     Heartbeat,
+    Pin,
     Started,
     StartFailed,
     ToEngine,
+    Unpin,
     encode_frame,
     frame_length,
     to_engine_decoder,
@@ -112,20 +115,33 @@ def _serve(engine: Engine, preparation: Preparation, inbox: Inbox, outbox: queue
             message = inbox.get()
             if message is None:
                 return
-            if isinstance(message, Prepared):
-                if preparation.finish(message):
-                    _submit(engine, message.request, message.outcome, outbox)
-            elif isinstance(message, Cancel):
-                if not preparation.cancel(message.request_id):
-                    engine.cancel(message.request_id)
-            elif isinstance(message, Generate) and message.grammar is not None:
-                preparation.begin(message)
-            elif isinstance(message, Generate):
-                _submit(engine, message, None, outbox)
-            else:
-                raise AssertionError(f"unexpected {type(message).__name__}")
+            _take(message, engine, preparation, outbox)
         for news in engine.step():
             outbox.put(news)
+
+
+def _take(
+    message: ToEngine | Prepared, engine: Engine, preparation: Preparation, outbox: queue.SimpleQueue[FromEngine]
+) -> None:
+    """Do what a message asks for."""
+    if isinstance(message, Prepared):
+        if preparation.finish(message):
+            _submit(engine, message.request, message.outcome, outbox)
+    elif isinstance(message, Cancel):
+        if not preparation.cancel(message.request_id):
+            engine.cancel(message.request_id)
+    elif isinstance(message, Look):
+        outbox.put(engine.look(message))
+    elif isinstance(message, Generate) and message.grammar is not None:
+        preparation.begin(message)
+    elif isinstance(message, Generate):
+        _submit(engine, message, None, outbox)
+    elif isinstance(message, Pin):
+        engine.pin(message)
+    elif isinstance(message, Unpin):
+        engine.unpin(message.name)
+    else:
+        raise AssertionError(f"unexpected {type(message).__name__}")
 
 
 def _submit(

@@ -20,6 +20,7 @@ class Disk:
         self.begun: list[Done] = []
         self.ended: list[Done] = []
         self.removed: list[bytes] = []
+        self.pinned: set[bytes] = set()
         self.is_resting = self.is_behind = self.is_full = False
         self.stats = DiskStats()
 
@@ -38,7 +39,7 @@ class Disk:
         self.begun.append(Done(key, is_read=False, ok=True))
         return True
 
-    def read(self, key: bytes, parts: Sequence[Any]) -> None:
+    def read(self, key: bytes, parts: Sequence[Any], ready: Callable[[], object] | None = None) -> None:
         self.begun.append(Done(key, is_read=True, ok=True))
 
     def end(self, *, ok: bool = True) -> None:
@@ -56,6 +57,12 @@ class Disk:
     def remove(self, keys: Sequence[bytes]) -> None:
         self.removed += keys
         self.here.difference_update(keys)
+
+    def pin(self, keys: Sequence[bytes]) -> None:
+        self.pinned.update(keys)
+
+    def unpin(self, keys: Sequence[bytes]) -> None:
+        self.pinned.difference_update(keys)
 
     def close(self) -> None:
         pass
@@ -124,50 +131,122 @@ def test_what_turns_out_to_be_wrong_while_it_is_written_is_deleted(host: HostTie
     host.index.check()
 
 
+def ask(tier: DiskTier, request: str, names: list[bytes], *, start: int = 0, runs: bool = False) -> int:
+    """How many places a request could read into, which asks for entries and waits two seconds for them."""
+    room = tier.reads.begin_turn(request, start)
+    assert room is not None
+    tier.reads.ask(request, start, [(name, 0) for name in names], 2.0, runs=runs)
+    return room
+
+
 @pytest.mark.parametrize("wrong", ["unreadable", "invalidated"])
 def test_what_cannot_be_read_reaches_nobody(host: HostTier, disk: Disk, wrong: str) -> None:
     tier = tier_of(host)
     disk.here = {b"a"}
-    assert tier.read_ahead("r", [(b"a", 0)], 1.0)
-    assert tier.awaits("r")
+    ask(tier, "r", [b"a"])
+    assert tier.reads.awaits("r")
     if wrong == "invalidated":
         host.remove([b"a"])
     disk.end(ok=wrong != "unreadable")
     tier.poll()
     assert b"a" not in host
-    assert not tier.awaits("r"), "it goes on without"
-    tier.leave("r")
+    assert not tier.reads.awaits("r"), "it goes on without"
+    tier.reads.goes_on("r")
     tier.check()
     host.take([])
     assert host.index.num_unheld == host.index.num_places
 
 
-def test_a_request_holds_what_was_read_for_it_until_it_goes_on(host: HostTier, disk: Disk) -> None:
+def test_a_request_holds_what_it_asked_for_until_it_goes_on(host: HostTier, disk: Disk) -> None:
     tier = tier_of(host)
-    disk.here = {b"a", b"b", b"c"}
-    assert tier.read_ahead("r", [(b"a", 0), (b"b", 0)], 1.0)
-    assert not tier.read_ahead("s", [(b"c", 0)], 1.0), "there is no room"
+    disk.here = {b"a"}
+    host.evict(b"b", 9)
+    step(host)
+    assert ask(tier, "r", [b"a", b"b"]) == 2
+    assert [done.key for done in disk.begun] == [b"a"], "the other one is in host memory"
     disk.end()
     tier.poll()
-    assert b"a" in host
-    assert b"b" in host
+    assert not tier.reads.awaits("r")
     host.evict(b"x", 9)
     assert b"x" not in host
-    tier.leave("r")
+    tier.reads.goes_on("r")
     host.evict(b"x", 9)
     assert b"x" in host
     tier.check()
 
 
-def test_nobody_waits_longer_than_computing_would_take(disk: Disk) -> None:
-    now = [0.0]
-    host = HostTier(2)
-    tier = host.disk = DiskTier(disk, host, disk, 1, lambda: now[0])
-    disk.here = {b"a"}
-    assert tier.read_ahead("r", [(b"a", 0)], 2.0)
-    assert tier.awaits("r")
+@pytest.fixture
+def now() -> list[float]:
+    return [0.0]
+
+
+@pytest.fixture
+def eight(disk: Disk, now: list[float]) -> DiskTier:
+    """A tier above a full disk, with eight places in host memory and a clock."""
+    host = HostTier(8)
+    host.disk = DiskTier(disk, host, disk, 1, lambda: now[0])
+    disk.here = {bytes([n]) for n in range(20)}
+    return host.disk
+
+
+def names(*numbers: int) -> list[bytes]:
+    return [bytes([number]) for number in numbers]
+
+
+def test_turns_follow_each_other_and_who_comes_too_late_asks_no_more(
+    eight: DiskTier, disk: Disk, now: list[float]
+) -> None:
+    assert ask(eight, "r", names(*range(8))) == 8
+    assert eight.reads.begin_turn("r", 5) is None, "some of it has not come"
+    disk.end()
+    eight.poll()
+    assert eight.reads.begin_turn("r", 0) is None, "it stands where it stood"
+    assert ask(eight, "r", names(*range(8, 16)), start=8) == 8
     now[0] = 2.5
-    assert not tier.awaits("r")
+    assert not eight.reads.awaits("r"), "computing would have taken two seconds"
+    assert eight.reads.begin_turn("r", 9) is None
+    eight.reads.goes_on("r")
+    disk.end()
+    eight.poll()
+    assert eight.reads.begin_turn("r", 16) is None
+    assert eight.reads.was_read("r", bytes([3]))
+    eight.check()
+    eight.reads.forget("r")
+    assert ask(eight, "r", names(16)) == 8
+
+
+def test_a_request_waits_for_places_that_others_hold_within_its_time(
+    eight: DiskTier, disk: Disk, now: list[float]
+) -> None:
+    ask(eight, "first", names(*range(8)))
+    assert ask(eight, "second", names(*range(8, 12))) == 4, "its share"
+    assert len(disk.begun) == 8
+    assert eight.reads.awaits("second")
+    assert eight.has_work
+    disk.end()
+    eight.poll()
+    assert ask(eight, "first", names(12, 13, 14, 15), start=8) == 4, "it leaves the other a share"
+    assert eight.reads.awaits("second")
+    assert [done.key for done in disk.begun] == names(12, 13, 14, 15, 8, 9, 10, 11)
+    ask(eight, "third", names(16))
+    assert len(disk.begun) == 8
+    now[0] = 2.0
+    assert not eight.reads.awaits("third")
+    eight.reads.goes_on("third")
+    eight.check()
+
+
+def test_who_could_not_be_let_in_gives_its_places_to_who_runs(eight: DiskTier, disk: Disk) -> None:
+    ask(eight, "waits", names(*range(8)))
+    disk.end()
+    eight.poll()
+    eight.reads.refused("waits")
+    ask(eight, "also waits", names(8))
+    assert not disk.begun
+    ask(eight, "runs", names(9, 10), runs=True)
+    assert [done.key for done in disk.begun] == names(9, 10)
+    eight.check()
+    assert ask(eight, "waits", names(*range(4))) == 2, "it asks anew"
 
 
 def test_what_was_given_up_before_it_could_be_copied_is_forgotten(host: HostTier, disk: Disk) -> None:

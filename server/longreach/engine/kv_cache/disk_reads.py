@@ -1,0 +1,216 @@
+"""What is read from disk for requests that wait for it: in turns, each as large as host memory has room for.
+
+A request that stands at a border asks for entries up to a border further on. Those on disk are read into places of host
+memory, and with those that are there already they keep their places until the request has taken them over. Then it asks
+again from where it stands. So a prefix may be longer than host memory.
+
+It waits no longer for a turn than computing these tokens would take. It never asks again after a turn that came too
+late. So all of its turns together take no longer than computing what they were for.
+
+Where others hold the places it waits for these, within the same time. Requests that read at once have a share each. One
+that runs takes places from those that could not be let in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from longreach.engine.kv_cache.host_tier import HostTier
+
+if TYPE_CHECKING:
+    from longreach.engine.kv_cache.disk_tier import Done, PlaceMemory, Places, Store
+
+# Requests that divide host memory between them; others wait for one of these.
+_MOST_AT_ONCE = 4
+
+
+class _Reading(NamedTuple):
+    places: Places
+    depth: int
+
+
+@dataclass(eq=False)
+class _Wait:
+    """A request's turn: what is still to be begun, what is being read, and what it holds until it has taken it over.
+
+    Attributes:
+        start: the page where it stood when it asked; -1 if it may ask there again.
+        until: when it goes on without.
+        read: keys of what has come from disk for it, in all turns.
+        is_late: a turn did not come in time.
+        runs: it has been let in.
+        is_refused: it has not been, when all that it asked for was there.
+    """
+
+    start: int = -1
+    until: float = 0.0
+    wanted: list[tuple[bytes, int]] = field(default_factory=list)
+    names: set[bytes] = field(default_factory=set)
+    read: set[bytes] = field(default_factory=set)
+    held: list[Places] = field(default_factory=list)
+    is_late: bool = False
+    runs: bool = False
+    is_refused: bool = False
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether something that it has asked for has not come."""
+        return bool(self.wanted or self.names)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether it wants or holds places."""
+        return self.is_reading or bool(self.held)
+
+
+class DiskReads:
+    """Entries of a `store` on their way to the places of a `host` tier, whose bytes are in `memory`."""
+
+    def __init__(self, store: Store, host: HostTier, memory: PlaceMemory, clock: Callable[[], float]) -> None:
+        self._store = store
+        self._host = host
+        self._memory = memory
+        self._clock = clock
+        self._reading: dict[bytes, _Reading] = {}
+        self._unwanted: set[bytes] = set()  # of those: nobody may have them
+        self._waits: dict[str, _Wait] = {}
+
+    def __contains__(self, name: bytes) -> bool:
+        """Whether an entry is being read."""
+        return name in self._reading
+
+    @property
+    def has_work(self) -> bool:
+        """Whether anything is read, or waits for places."""
+        return bool(self._reading) or any(wait.wanted for wait in self._waits.values())
+
+    def begin_turn(self, request_id: str, start: int) -> int | None:
+        """End a request's turn, and how many places another may take that begins at a page; None if it may not ask,
+        since it has done so there, or was too late before."""
+        wait = self._waits.setdefault(request_id, _Wait())
+        if start <= wait.start or self.awaits(request_id):
+            return None
+        wait.is_late |= wait.is_reading
+        if wait.is_late:
+            return None
+        self._release(wait)
+        index = self._host.index
+        others = sum(other.is_busy for other in self._waits.values())
+        share = index.num_places // min(_MOST_AT_ONCE, 1 + others)
+        return min(share, index.num_unheld) if 2 * index.num_unheld >= share else share
+
+    def ask(
+        self, request_id: str, start: int, names: Sequence[tuple[bytes, int]], seconds: float, *, runs: bool
+    ) -> None:
+        """Have entries read, by key and depth, or held where they are in host memory, for a request at a page that has
+        begun a turn and waits so long; none if there is nothing for it on disk. It `runs`, or has not been let in."""
+        wait = self._waits[request_id]
+        wait.start, wait.until = start, self._clock() + seconds
+        wait.wanted, wait.runs, wait.is_refused = list(names), runs, False
+        self._begin(wait)
+
+    def awaits(self, request_id: str) -> bool:
+        """Whether a request waits for its turn's end."""
+        wait = self._waits.get(request_id)
+        if wait is None or not wait.is_reading or self._clock() >= wait.until:
+            return False
+        self._begin(wait)
+        return wait.is_reading
+
+    def was_read(self, request_id: str, name: bytes) -> bool:
+        """Whether an entry has come from disk for a request."""
+        wait = self._waits.get(request_id)
+        return wait is not None and name in wait.read
+
+    def goes_on(self, request_id: str) -> None:
+        """A request computes: what has come for it, or comes too late, is held no more."""
+        if (wait := self._waits.get(request_id)) is not None:
+            wait.is_late |= wait.is_reading
+            self._release(wait)
+
+    def refused(self, request_id: str) -> None:
+        """There is no room for a request that would run: others may have the places that it holds."""
+        if (wait := self._waits.get(request_id)) is not None:
+            wait.is_refused = True
+
+    def forget(self, request_id: str) -> None:
+        """A request has gone, or begins anew."""
+        if (wait := self._waits.pop(request_id, None)) is not None:
+            self._release(wait)
+
+    def remove(self, name: bytes) -> None:
+        """See that nobody gets an entry that is being read."""
+        self._unwanted.add(name)
+
+    def settle(self, done: Done) -> None:
+        """Take in what has been read, or could not be."""
+        index = self._host.index
+        places, depth = self._reading.pop(done.key)
+        unwanted = done.key in self._unwanted
+        self._unwanted.discard(done.key)
+        arrived = done.ok and not unwanted
+        if unwanted:
+            self._store.remove([done.key])
+        if arrived:
+            index.arrive(done.key, places, depth)
+        for wait in self._waits.values():
+            if done.key in wait.names:
+                wait.names.remove(done.key)
+                if arrived:
+                    wait.held.append(index.hold(done.key))
+                    wait.read.add(done.key)
+        index.release(places)
+
+    @property
+    def held(self) -> list[Places]:
+        """The places that are read into, and those that are held for requests, as often as they are."""
+        held = [reading.places for reading in self._reading.values()]
+        return held + [places for wait in self._waits.values() for places in wait.held]
+
+    def check(self) -> None:
+        """Assert that what nobody may have is being read."""
+        assert self._unwanted <= set(self._reading)
+
+    def _begin(self, wait: _Wait) -> None:
+        """Begin a turn, if there is room for it."""
+        if not wait.wanted:
+            return
+        host, index = self._host, self._host.index
+        missing = [(name, depth) for name, depth in wait.wanted if name not in host and name not in self._reading]
+        room = sum(index.state_places if depth else 1 for _, depth in missing)
+        if wait.runs:
+            self._take_from_refused(room)
+        if room > index.num_unheld:
+            return
+        wanted, wait.wanted = wait.wanted, []
+        # First, since room is made for the others.
+        wait.held += [index.hold(name) for name, _ in wanted if name in host]
+        ready = self._memory.settled()
+        for name, depth in wanted:
+            if name in host:
+                continue
+            if name not in self._reading:
+                places = index.expect(name, depth)
+                if places is None:
+                    break  # this step uses what is left
+                self._reading[name] = _Reading(places, depth)
+                self._store.read(name, self._memory.contents(places), ready)
+            wait.names.add(name)
+
+    def _take_from_refused(self, room: int) -> None:
+        """Have so many places, as far as requests hold them that could not be let in."""
+        for wait in self._waits.values():
+            if room <= self._host.index.num_unheld:
+                return
+            if wait.held and wait.is_refused and not wait.is_reading:
+                self._release(wait)
+                wait.start = -1
+
+    def _release(self, wait: _Wait) -> None:
+        wait.wanted = []
+        wait.names.clear()
+        for places in wait.held:
+            self._host.index.release(places)
+        wait.held = []
