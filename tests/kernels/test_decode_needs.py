@@ -70,4 +70,4 @@ def test_more_sequences_than_a_launch_takes_need_no_more_workspace() -> None:
     q, pages, _ = inputs(1, torch.device("cpu"), torch.bfloat16)
     sizes = [decode_launch.decode_needs(q, pages, count, 1 << 20).workspace_bytes for count in (1, 128, 256)]
     assert sizes == [sizes[0], 128 * sizes[0], 128 * sizes[0]]
-    assert sizes[0] == 4 * 4 * split_rule(64, 2).max_splits * 65
+    assert sizes[0] == 4 * 4 * split_rule(2).max_splits * 65

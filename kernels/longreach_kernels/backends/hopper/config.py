@@ -79,19 +79,26 @@ def decode_config(head_dim: int, fp8: bool) -> DecodeConfig:
 
 
 class SplitRule(NamedTuple):
-    """Keys of the smallest split of a decode, and how many splits a sequence and KV head have before they grow."""
+    """How a decode's keys are split: keys of the smallest split, and how many splits a sequence and KV head has before
+    they grow. Beyond `EARLY_SPLITS` they grow, too, up to twice the smallest."""
 
     least_keys: int
     max_splits: int
 
 
-def split_rule(head_dim: int, kv_heads: int) -> SplitRule:
-    """How a decode's keys are split. One sequence should keep all programs of a GPU busy, and few heads are few items.
+EARLY_SPLITS = 16
+_MOST_SPLITS = 44
+_PROCESSORS = 132
 
-    It depends on neither the batch nor the GPU, so that a sequence's bits do not.
+
+def split_rule(kv_heads: int) -> SplitRule:
+    """One long sequence has an item for each multiprocessor of an H100 or H200, since few heads are few items; but no
+    more splits of a head than that, for a program merges all of them. Each split costs about as much as 512 keys.
+
+    It depends on neither the batch nor the GPU, so that a sequence's bits do not. What was measured:
+    docs/dev/kernel-log.md#splits-by-the-number-of-kv-heads.
     """
-    programs = 132 * decode_config(head_dim, fp8=False).programs
-    return SplitRule(1024 if kv_heads >= 8 else 512, max(16, programs // kv_heads))
+    return SplitRule(1024 if kv_heads >= 8 else 512, max(EARLY_SPLITS, min(_PROCESSORS // kv_heads, _MOST_SPLITS)))
 
 
 class BackwardConfig(NamedTuple):

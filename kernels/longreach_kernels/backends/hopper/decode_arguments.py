@@ -64,8 +64,8 @@ class Pages(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """Counts: sequences, the mask's window and sinks, places for the splits of a sequence and KV head, and the keys of
-    the smallest split and the number of splits beyond which they grow (`config.SplitRule`)."""
+    """Counts: sequences, the mask's window and sinks, places for the splits of a sequence and KV head, and how keys are
+    split (`config.SplitRule`)."""
 
     num_seqs: Any
     window: Any

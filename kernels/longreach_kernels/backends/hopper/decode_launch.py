@@ -95,7 +95,7 @@ def most_splits(rule: SplitRule, max_context_len: int, window: int | None, sinks
 
 def decode_needs(q: Tensor, k_pages: Tensor, num_seqs: int, max_context_len: int) -> DecodeNeeds:
     """At most as many places for each row of a launch as `split_rule` says; a queue has the splits that there are."""
-    rule = split_rule(q.shape[2], k_pages.shape[2])
+    rule = split_rule(k_pages.shape[2])
     places = min(num_seqs, _MAX_SEQS) * q.shape[1] * most_splits(rule, max_context_len, None, 0)
     return DecodeNeeds(4 * places * (q.shape[2] + 1), by_length=True)
 
@@ -188,7 +188,7 @@ def _launch(
         softcap=call.softcap is not None,
         sink_logits=call.sink_logits is not None,
     )
-    rule = split_rule(head_dim, kv_heads)
+    rule = split_rule(kv_heads)
     splits = most_splits(rule, batch.max_context_len, band.window, band.sinks)
     split_out = torch.empty((num_seqs, kv_heads, splits, group, head_dim), dtype=torch.float32, device=q.device)
     split_lse = torch.empty((num_seqs, kv_heads, splits, group), dtype=torch.float32, device=q.device)

@@ -17,8 +17,11 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
+from longreach_kernels.backends.hopper.config import EARLY_SPLITS
+
 barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier  # its name until Triton 3.6
 
+EARLY = gl.constexpr(EARLY_SPLITS)
 MESSAGE = gl.constexpr(16)  # numbers that tell the consumers of an item
 
 
@@ -61,7 +64,8 @@ def _plan(num_keys, sizes, FORM: gl.constexpr):
     if FORM.windowed:
         low = gl.maximum(num_keys - sizes.window, 0)
         span = num_keys - low
-    size = gl.maximum((span + sizes.max_splits - 1) // sizes.max_splits, sizes.least_keys)
+    size = gl.minimum((span + EARLY - 1) // EARLY, 2 * sizes.least_keys)
+    size = gl.maximum(gl.maximum((span + sizes.max_splits - 1) // sizes.max_splits, sizes.least_keys), size)
     size = (size + FORM.block_n - 1) // FORM.block_n * FORM.block_n
     sink_splits = low
     first = low
