@@ -53,31 +53,29 @@ DOCUMENTS = [
     [2, 1, 0, 0, 1] * 16,
 ]
 
+SETTINGS: dict[str, st.SearchStrategy[Any]] = {
+    "pages": st.integers(20, 40),
+    "page_size": st.sampled_from([1, 4]),
+    "max_itl": st.sampled_from([math.inf, 0.2, 1e-6]),
+    "promised": st.sampled_from([0, 1, 5, 100]),
+    "overlaps": st.booleans(),
+    "slots": st.sampled_from([0, 1, 7, 40, 200]),
+    "restored": st.sampled_from([1, 3, 100]),
+    "batch_invariant": st.booleans(),
+    "model": st.sampled_from(MODELS),
+    "copies": st.sampled_from([0, 1, 3, 100]),
+    "state_places": st.sampled_from([1, 3, 7]),
+    "rule": st.builds(BorderRule, st.sampled_from([1, 10, 1000]), st.sampled_from([1, 5, 30])),
+    "disk": st.sampled_from([None, (1, 0), (3, 5), (30, 0), (30, 2)]),
+}
+
 
 class Histories(RuleBasedStateMachine):
     """An engine over simulated pages, a clock, and the requests that are in it."""
 
     requests = Bundle("requests")
 
-    @initialize(
-        settings=st.fixed_dictionaries(
-            {
-                "pages": st.integers(20, 40),
-                "page_size": st.sampled_from([1, 4]),
-                "max_itl": st.sampled_from([math.inf, 0.2, 1e-6]),
-                "promised": st.sampled_from([0, 1, 5, 100]),
-                "overlaps": st.booleans(),
-                "slots": st.sampled_from([0, 1, 7, 40, 200]),
-                "restored": st.sampled_from([1, 3, 100]),
-                "batch_invariant": st.booleans(),
-                "model": st.sampled_from(MODELS),
-                "copies": st.sampled_from([0, 1, 3, 100]),
-                "state_places": st.sampled_from([1, 3, 7]),
-                "rule": st.builds(BorderRule, st.sampled_from([1, 10, 1000]), st.sampled_from([1, 5, 30])),
-                "disk": st.sampled_from([None, (1, 0), (3, 5), (30, 0), (30, 2)]),
-            }
-        )
-    )
+    @initialize(settings=st.fixed_dictionaries(SETTINGS))
     def start(self, settings: dict[str, Any]) -> None:
         self.files: Files = {}
         self.names = iter(range(10**6))
@@ -108,7 +106,7 @@ class Histories(RuleBasedStateMachine):
         self.runner = SimulatedRunner(how.page_size, cost=cost, overlaps=how.overlaps, rounds=batch_invariant, **kinds)
         self.runner.after_step = self.while_a_step_runs
         if host is not None and how.disk is not None:
-            store = SimulatedDisk(self.runner, self.files, *how.disk)
+            store = self.open_disk()
             host.disk = DiskTier(store, host, store, 1, self.runner.clock)
         hasher = PageHasher(how.page_size, "m", answers_apart=batch_invariant)
         allocator = PageAllocator(pool, hasher, PageGroups(how.page_size, windows, BUDGET), states)
@@ -126,6 +124,10 @@ class Histories(RuleBasedStateMachine):
         self.fail_moves = self.failed_moves = False
         self.runner.before_move = self.while_pages_are_moved
         self.runner.before_result = self.while_a_result_is_fetched
+
+    def open_disk(self) -> Any:
+        """A disk with what engines before have left there, as a store and as the memory behind places."""
+        return SimulatedDisk(self.runner, self.files, *self.settings.disk)
 
     @rule(
         target=requests,

@@ -178,6 +178,8 @@ class DiskReads:
         if not wait.wanted:
             return
         host, index = self._host, self._host.index
+        # While it waited for room files may have made room for others.
+        wait.wanted = [(n, d) for n, d in wait.wanted if n in host or n in self._reading or n in self._store]
         missing = [(name, depth) for name, depth in wait.wanted if name not in host and name not in self._reading]
         room = sum(index.state_places if depth else 1 for _, depth in missing)
         if wait.runs:

@@ -236,6 +236,18 @@ def test_a_request_waits_for_places_that_others_hold_within_its_time(
     eight.check()
 
 
+def test_what_makes_room_on_disk_while_a_request_waits_for_places_is_not_read(eight: DiskTier, disk: Disk) -> None:
+    ask(eight, "first", names(*range(8)))
+    ask(eight, "second", names(8, 9))
+    disk.here.remove(bytes([8]))
+    disk.end()
+    eight.poll()
+    eight.reads.goes_on("first")
+    assert eight.reads.awaits("second")
+    assert [done.key for done in disk.begun] == names(9)
+    eight.check()
+
+
 def test_who_could_not_be_let_in_gives_its_places_to_who_runs(eight: DiskTier, disk: Disk) -> None:
     ask(eight, "waits", names(*range(8)))
     disk.end()
