@@ -261,6 +261,20 @@ FAULTS = (
         (f"{_ENGINE}/test_state_prefixes.py",),
     ),
     Fault(
+        "a short first prompt leaves no copy of its state",
+        _STATES,
+        "if not self._copies or (chain and ",
+        "if not self._copies or not chain or (chain and ",
+        (f"{_ENGINE}/test_conversations.py::test_turns_of_any_length_compute_what_is_new_with_few_copies",),
+    ),
+    Fault(
+        "all pages before a far border come back beside one step",
+        _PREFIX_SHARING,
+        "self._finder.places(away) > max_restored and ",
+        "False and ",
+        (f"{_ENGINE}/test_state_prefixes.py::test_a_copy_that_was_evicted_comes_back_from_host_memory",),
+    ),
+    Fault(
         "a state is given up in host memory before its last page",
         "server/longreach/engine/kv_cache/offload_index.py",
         "            self._kept.move_to_end(state)\n",

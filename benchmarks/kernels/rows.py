@@ -259,21 +259,21 @@ def head(report: Report, ceiling: float) -> None:
 
 def splits(report: Report) -> None:
     """A step with attention in splits of fewer keys: more programs for one answer, more sums to merge for many."""
-    usual = decode_launch.MIN_BITS
+    usual = decode_launch.split_rule
     sets = [layer_weights("fp8 channels") for _ in range(_SETS)]
     try:
         for rows, context in ((1, 4096), (16, 4096), (64, 4096), (1, 8192), (8, 8192), (64, 1024)):
             step, cells = Step(rows, context), []
             pages = [step.keys() for _ in range(_SETS)]
-            for bits in (10, 9, 8):
+            for keys in (1024, 512, 256):
                 if report.is_over():
                     return
-                decode_launch.MIN_BITS = bits
+                decode_launch.split_rule = lambda *given, keys=keys: usual(*given)._replace(least_keys=keys)
                 with overlapping(True):
-                    cells.append(f"{1 << bits} {step_us(step, sets, pages, True) / 1e3:.3f}")
+                    cells.append(f"{keys} {step_us(step, sets, pages, True) / 1e3:.3f}")
             report.line(f"keys of a split, T={rows} of {context}: layers {', '.join(cells)} ms")
     finally:
-        decode_launch.MIN_BITS = usual
+        decode_launch.split_rule = usual
 
 
 def invariant(report: Report) -> None:

@@ -30,7 +30,7 @@ _BYTES = _HEADS * _DIM * _STATE * 4  # of a state
 _PROMPTS = {"8192": [8192], "16 x 512": [512] * 16}
 _TOKENS = (64, 1)
 _COLD = 256 << 20  # bytes of states that a turn goes through, more than the second level cache holds
-_SCANS = [(64, 4, 3), (64, 8, 2), (64, 8, 3), (64, 4, 1), (32, 4, 2), (32, 4, 3)]
+_SCANS = [(64, 4, 2), (64, 4, 3), (64, 8, 2), (64, 8, 3), (32, 4, 2), (32, 4, 3)]
 _DECODES = [(32, 2), (32, 8), (16, 2), (16, 4), (64, 4), (64, 8)]
 
 
@@ -81,7 +81,7 @@ def layer(given: ScanInputs) -> Work:
 def prompt_works(name: str, lengths: list[int]) -> Iterable[tuple[str, Work]]:
     """A layer, the recurrence, its parts, and the scan in other tiles."""
     given = inputs_of(lengths)
-    config = launch.tiles(_STATE, _HALF, 90)
+    config = launch.tiles(_STATE, _DIM, _HALF, 90)
     made, out = launch.steps(given), torch.empty_like(given.x, memory_format=torch.contiguous_format)
     yield f"prompt {name} layer", layer(given)
     yield f"prompt {name}", partial(scan, given)
@@ -100,7 +100,7 @@ def token_inputs(count: int) -> list[ScanInputs]:
 
 def token_works(count: int, steps: list[ScanInputs]) -> Iterable[tuple[str, list[Work]]]:
     """A layer, the recurrence, and the recurrence in other tiles."""
-    config = launch.tiles(_STATE, _HALF, 90)
+    config = launch.tiles(_STATE, _DIM, _HALF, 90)
     out = torch.empty_like(steps[0].x, memory_format=torch.contiguous_format)
     yield f"tokens {count} layer", [layer(given) for given in steps]
     yield f"tokens {count}", [partial(scan, given) for given in steps]

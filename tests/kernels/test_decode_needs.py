@@ -6,6 +6,7 @@ import pytest
 import torch
 from longreach_kernels import Causal, PagedBatch, decode_needs, paged_attention
 from longreach_kernels.backends.hopper import decode_launch
+from longreach_kernels.backends.hopper.config import split_rule
 from torch.utils._python_dispatch import TorchDispatchMode
 
 LONGEST = 3000
@@ -66,7 +67,7 @@ def test_the_hopper_decode_takes_what_it_needs() -> None:
 
 
 def test_more_sequences_than_a_launch_takes_need_no_more_workspace() -> None:
-    q = inputs(1, torch.device("cpu"), torch.bfloat16)[0]
-    sizes = [decode_launch.decode_needs(q, count, 1 << 20).workspace_bytes for count in (1, 128, 256)]
+    q, pages, _ = inputs(1, torch.device("cpu"), torch.bfloat16)
+    sizes = [decode_launch.decode_needs(q, pages, count, 1 << 20).workspace_bytes for count in (1, 128, 256)]
     assert sizes == [sizes[0], 128 * sizes[0], 128 * sizes[0]]
-    assert sizes[0] == 4 * 4 * 31 * 65
+    assert sizes[0] == 4 * 4 * split_rule(2).max_splits * 65

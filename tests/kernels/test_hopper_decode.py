@@ -8,12 +8,15 @@ import pytest
 import torch
 from longreach_kernels import Causal, Full, Mask, PagedBatch, Window, paged_attention, write_pages
 from longreach_kernels.backends.hopper import decode_launch
-from longreach_kernels.backends.hopper.config import DECODE_HEAD_DIMS
+from longreach_kernels.backends.hopper.config import DECODE_HEAD_DIMS, EARLY_SPLITS, SplitRule, split_rule
 from torch import Tensor
 
 from tests.kernels.accuracy import check_fp8, check_paged, paged, quantized
 from tests.kernels.compiled import compiled
 from tests.pairwise import thinned
+
+PROCESSORS = 132
+TILE = 64  # keys, but for 8-bit pages
 
 # Every pair of a head dim, a type of pages and a variant; another case each day; LONGREACH_TEST_FULL=1 for all.
 COMPILED = thinned(DECODE_HEAD_DIMS, ["causal", "window"], ["", " fp8"], count=1)
@@ -33,24 +36,35 @@ def test_configurations_compile_for_sm90_without_spills() -> None:
         assert facts["tma_loads"] > 0, (name, facts)
 
 
-def splits_of(num_keys: int, window: int | None, sinks: int) -> list[range]:
+def splits_of(rule: SplitRule, num_keys: int, window: int | None = None, sinks: int = 0) -> list[range]:
     """The keys of each split of a query at the end of `num_keys` keys, from the description in `decode_queue._plan`."""
     low = max(num_keys - window, 0) if window else 0
-    size = 1 << decode_launch.MIN_BITS
-    while num_keys - low > decode_launch.MAX_SPLITS * size:
-        size *= 2
+    span = num_keys - low
+    size = max(rule.least_keys, -(-span // rule.max_splits), min(2 * rule.least_keys, -(-span // EARLY_SPLITS)))
+    size = -(-size // TILE) * TILE
     starts = range(0, num_keys, size)
     return [range(s, min(s + size, num_keys)) for s in starts if s < min(sinks, low) or s + size > low]
 
 
+@pytest.mark.parametrize("kv_heads", [1, 2, 8, 64])
 @pytest.mark.parametrize("window", [None, 1, 4096, 1 << 17])
 @pytest.mark.parametrize("sinks", [0, 4, 3000])
-def test_the_workspace_holds_every_split(window: int | None, sinks: int) -> None:
-    longest = 1 << 18
-    bound = decode_launch.most_splits(longest, window, sinks)
-    lengths = [0, 1, 1024, 1025, 31 * 1024, 31 * 1024 + 1, 62 * 1024, 62 * 1024 + 1, 131073, longest - 1, longest]
-    assert max(len(splits_of(n, window, sinks)) for n in lengths) <= bound
-    assert bound <= 2 * decode_launch.MAX_SPLITS
+def test_the_workspace_holds_every_split(kv_heads: int, window: int | None, sinks: int) -> None:
+    longest, rule = 1 << 18, split_rule(kv_heads)
+    bound = decode_launch.most_splits(rule, longest, window, sinks)
+    grown = rule.least_keys * rule.max_splits
+    lengths = [0, 1, 1024, 1025, grown, grown + 1, 2 * grown, 2 * grown + 1, 131073, longest - 1, longest]
+    assert max(len(splits_of(rule, n, window, sinks)) for n in lengths) <= bound
+    assert bound <= rule.max_splits + 1 + -(-sinks // rule.least_keys)
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 4, 8])
+def test_few_heads_keep_a_gpu_busy_with_one_long_sequence(kv_heads: int) -> None:
+    for num_keys in (65_600, 100_000, 130_048, 131_100, 262_144):
+        splits = splits_of(split_rule(kv_heads), num_keys)
+        items = kv_heads * len(splits)
+        assert min(0.6 * PROCESSORS, 40 * kv_heads) <= items <= 1.05 * PROCESSORS
+        assert len(splits[0]) * len(splits) <= 1.1 * num_keys, "all have about as much"
 
 
 def stored(k_pages: Tensor, v_pages: Tensor, fp8: bool) -> tuple[Tensor, Tensor, dict[str, Any]]:

@@ -57,10 +57,10 @@ class Counting:
         pass
 
 
-def engine_of(kind: str, runner: StepRunner, pages: int = 2000, page: int = PAGE) -> Engine:
+def engine_of(kind: str, runner: StepRunner, pages: int = 2000, page: int = PAGE, slots: int = 64) -> Engine:
     """An engine with much room for a model of a kind, which `runner` computes."""
     windows, kept = KINDS[kind]
-    states = None if kept == "none" else StateAllocator(StatePool(64), page, copies=True)
+    states = None if kept == "none" else StateAllocator(StatePool(slots), page, copies=True)
     allocator = PageAllocator(PagePool(pages, page), PageHasher(page, "m"), PageGroups(page, windows, STEP), states)
     return Engine(Scheduler(allocator, Limits(8, STEP, 1 << 20, resume_seconds=60.0)), runner)
 

@@ -255,3 +255,21 @@ def test_what_may_be_wrong_or_is_out_of_date_is_not_in_host_memory_either() -> N
     use(pool, slot)
     pool.drop_unused(name("d", 1))  # somebody has started from it
     assert [in_host(pool, document, 1) for document in "abcd"] == [False, False, False, True]
+
+
+def test_a_spare_copy_goes_first_and_nowhere_else_unless_somebody_starts_from_it() -> None:
+    host = HostTier(20, 2)
+    pool = StatePool(3, host)
+    for document in "abc":
+        leave(pool, document, 1)
+    for document in "bc":
+        pool.spare(name(document, 1))
+    slot = pool.lookup(name("c", 1))
+    assert slot is not None
+    use(pool, slot)
+    pool.save_ahead()
+    leave(pool, "d", 1)
+    leave(pool, "e", 1)
+    assert [in_host(pool, document, 1) for document in "abc"] == [True, False, False]
+    assert pool.lookup(name("c", 1)) == slot
+    pool.check([], [], 0)

@@ -287,9 +287,15 @@ def kept_apart(places: int = 1000, slots: int = 4, rows: int = 1, **limits: floa
     return bench, documents
 
 
-@pytest.mark.parametrize("restored", [1, 200])
+@pytest.mark.parametrize("restored", [1, 30, 200])
 def test_a_copy_that_was_evicted_comes_back_from_host_memory(restored: int) -> None:
+    """As much in each step as may come beside answers; a state takes 24 places and is not cut."""
     bench, documents = kept_apart(restored_pages=restored)
+
+    def within_bounds(moves: CacheMoves) -> None:
+        assert sum(len(copy.places) for copy in moves.restored) <= max(restored, 24)
+
+    bench.runner.before_move = within_bounds
     for turn in range(2):
         for index, document in enumerate(documents):
             name = f"{turn}{index}"
@@ -302,8 +308,9 @@ def test_a_copy_that_was_evicted_comes_back_from_host_memory(restored: int) -> N
     assert stats.used_host_pages == stats.stored_pages + 24 * stats.host_state_copies, "none was given up"
 
 
-def test_a_copy_in_host_memory_serves_all_who_wait_for_it() -> None:
-    bench, documents = kept_apart(restored_pages=200, slots=7, rows=3)
+@pytest.mark.parametrize("restored", [10, 200])
+def test_a_copy_in_host_memory_serves_all_who_wait_for_it(restored: int) -> None:
+    bench, documents = kept_apart(restored_pages=restored, slots=7, rows=3)
     for index in range(5):
         bench.ask(f"more {index}", text(1300, 10 + index))
     for name in "abc":
@@ -311,6 +318,35 @@ def test_a_copy_in_host_memory_serves_all_who_wait_for_it() -> None:
     bench.drain()
     assert min(bench.cached[name] for name in "abc") >= 7800
     assert bench.engine.stats.restored_states == 1
+    assert bench.engine.stats.restored_pages <= 7800 // PAGE + 1, "each page comes once"
+
+
+def test_pages_that_come_before_their_border_leave_with_their_request() -> None:
+    bench, documents = kept_apart(restored_pages=10, slots=7, rows=2)
+    bench.send("first", documents[0] + text(50, 1))
+    bench.send("second", documents[0] + text(60, 2))
+    for _ in range(4):
+        bench.step()
+    assert bench.engine.scheduler.running["first"].hold.ahead
+    bench.engine.cancel("first")
+    del bench.streams["first"]
+    bench.step()
+    bench.drain()
+    assert bench.cached["second"] >= 7800
+    assert not bench.engine.scheduler.running
+
+
+def test_who_loses_the_border_ahead_reads_from_where_it_stands() -> None:
+    bench, documents = kept_apart(restored_pages=10)
+    bench.send("first", documents[0] + text(50, 1))
+    for _ in range(4):
+        bench.step()
+    [request] = bench.engine.scheduler.running.values()
+    assert request.hold.ahead
+    assert bench.host is not None
+    bench.host.remove(key(digest, STATE_GROUP) for digest in request.hold.digests)
+    bench.drain()
+    assert bench.cached["first"] == 0
 
 
 def test_the_bound_holds_for_pages_and_copies_together() -> None:

@@ -101,7 +101,7 @@ class HopperBackend:
     def decode_needs(self, q: Tensor, k_pages: Tensor, num_seqs: int, max_context_len: int) -> DecodeNeeds:
         """See `AttentionBackend.decode_needs`, of the kernel that computes it."""
         if decode_launch.supports(q, k_pages, k_pages, Causal()):
-            return decode_launch.decode_needs(q, num_seqs, max_context_len)
+            return decode_launch.decode_needs(q, k_pages, num_seqs, max_context_len)
         return portable_decode_launch.decode_needs(q, k_pages, num_seqs, max_context_len)
 
 

@@ -78,6 +78,29 @@ def decode_config(head_dim: int, fp8: bool) -> DecodeConfig:
     return DecodeConfig(128 if fp8 else 64, 3, 4, 2)
 
 
+class SplitRule(NamedTuple):
+    """How a decode's keys are split: keys of the smallest split, and how many splits a sequence and KV head has before
+    they grow. Beyond `EARLY_SPLITS` they grow, too, up to twice the smallest."""
+
+    least_keys: int
+    max_splits: int
+
+
+EARLY_SPLITS = 16
+_MOST_SPLITS = 44
+_PROCESSORS = 132
+
+
+def split_rule(kv_heads: int) -> SplitRule:
+    """One long sequence has an item for each multiprocessor of an H100 or H200, since few heads are few items; but no
+    more splits of a head than that, for a program merges all of them. Each split costs about as much as 512 keys.
+
+    It depends on neither the batch nor the GPU, so that a sequence's bits do not. What was measured:
+    docs/dev/kernel-log.md#splits-by-the-number-of-kv-heads.
+    """
+    return SplitRule(1024 if kv_heads >= 8 else 512, max(EARLY_SPLITS, min(_PROCESSORS // kv_heads, _MOST_SPLITS)))
+
+
 class BackwardConfig(NamedTuple):
     """Queries in a tile, how many tiles and how many parts of dQ shared memory holds, and the registers of a consumer's
     threads and of the other warps'."""

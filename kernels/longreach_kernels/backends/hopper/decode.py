@@ -258,6 +258,8 @@ def decode_kernel(
     window,
     sinks,
     num_splits,
+    least_keys,
+    max_splits,
     scale_log2,
     softcap_log2,
     FORM: gl.constexpr,
@@ -289,7 +291,7 @@ def decode_kernel(
     fence_async_shared()
     output = Output(split_out, split_lse, out, lse, stride_ot, stride_oh, stride_lt, stride_lh, sink_logits)
     pages = Pages(cu_q, context_lens, table, stride_table)
-    sizes = Sizes(num_seqs, window, sinks, num_splits)
+    sizes = Sizes(num_seqs, window, sinks, num_splits, least_keys, max_splits)
     scales = Scales(scale_log2, softcap_log2, k_scale, v_scale)
     buffers = Buffers(q_s, k_s, v_s, message_s, full, empty, message_full, message_empty)
     # fmt: off

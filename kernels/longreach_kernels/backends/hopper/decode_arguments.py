@@ -17,7 +17,6 @@ class Form(NamedTuple):
         ring: tiles in shared memory.
         max_seqs: the power of two that the sequences of a launch are padded to.
         merge_block: splits that the merge takes at a time.
-        min_bits, max_splits: of the size of splits (`decode_queue`).
         producer_registers: of a thread.
         messages: from the producer to the consumers, as many as are under way.
         windowed, softcap, sink_logits: whether there are any.
@@ -33,8 +32,6 @@ class Form(NamedTuple):
     ring: int
     max_seqs: int
     merge_block: int
-    min_bits: int
-    max_splits: int
     producer_registers: int
     messages: int
     windowed: bool
@@ -67,12 +64,15 @@ class Pages(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """Counts: sequences, the mask's window and sinks, and places for the splits of a sequence and KV head."""
+    """Counts: sequences, the mask's window and sinks, places for the splits of a sequence and KV head, and how keys are
+    split (`config.SplitRule`)."""
 
     num_seqs: Any
     window: Any
     sinks: Any
     num_splits: Any
+    least_keys: Any
+    max_splits: Any
 
 
 class Scales(NamedTuple):

@@ -9,7 +9,13 @@ from torch import Tensor
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from longreach_kernels.backends.hopper.argument_order import argument_order
-from longreach_kernels.backends.hopper.config import DECODE_HEAD_DIMS, DecodeConfig, decode_config
+from longreach_kernels.backends.hopper.config import (
+    DECODE_HEAD_DIMS,
+    DecodeConfig,
+    SplitRule,
+    decode_config,
+    split_rule,
+)
 from longreach_kernels.backends.hopper.decode import decode_kernel
 from longreach_kernels.backends.hopper.decode_arguments import Form, Output, Pages, Scales, Sizes
 from longreach_kernels.backends.hopper.tma import shared_layout
@@ -25,11 +31,6 @@ _QUERY_ROWS = 16  # of a product
 _LEAST_BOX = 16  # keys that one TMA load brings
 _PRODUCER_REGISTERS = 48
 _MAX_SEQS = 128  # of a launch: the producer warp holds their lengths in registers
-
-# Keys of the smallest split, as a power of two, and the number of splits beyond which they double in size. Between 16
-# and 31 splits of 8 KV heads keep all programs of an H200 busy with one sequence; each costs as much as 8 tiles.
-MIN_BITS = 10
-MAX_SPLITS = 31
 
 _ORDER = argument_order(decode_kernel, "counters", Output, Pages, Sizes, Scales)
 
@@ -48,8 +49,6 @@ def decode_form(config: DecodeConfig, head_dim: int, group: int, kv_heads: int, 
         ring=config.ring,
         max_seqs=32,
         merge_block=max(4, min(32, 4096 * config.warps // (group_block * head_dim))),
-        min_bits=MIN_BITS,
-        max_splits=MAX_SPLITS,
         producer_registers=_PRODUCER_REGISTERS,
         messages=2 if config.programs > 1 or head_dim == 256 else 4,  # as many as fit
         windowed=False,
@@ -85,18 +84,19 @@ def supports(q: Tensor, k_pages: Tensor, v_pages: Tensor, mask: Mask) -> bool:
     )
 
 
-def most_splits(max_context_len: int, window: int | None, sinks: int) -> int:
+def most_splits(rule: SplitRule, max_context_len: int, window: int | None, sinks: int) -> int:
     """Most splits that `decode_queue._plan` gives a query over at most ``max_context_len`` keys."""
-    size = 1 << MIN_BITS
+    size = rule.least_keys
     if window is None:
-        return max(1, min(-(-max_context_len // size), MAX_SPLITS))
-    span = min(-(-min(window, max_context_len) // size), MAX_SPLITS)
+        return max(1, min(-(-max_context_len // size), rule.max_splits))
+    span = min(-(-min(window, max_context_len) // size), rule.max_splits)
     return max(1, min(-(-max_context_len // size), span + 1 + -(-sinks // size)))
 
 
-def decode_needs(q: Tensor, num_seqs: int, max_context_len: int) -> DecodeNeeds:
-    """At most `MAX_SPLITS` places for each row of a launch; a queue has the splits that there are."""
-    places = min(num_seqs, _MAX_SEQS) * q.shape[1] * most_splits(max_context_len, None, 0)
+def decode_needs(q: Tensor, k_pages: Tensor, num_seqs: int, max_context_len: int) -> DecodeNeeds:
+    """At most as many places for each row of a launch as `split_rule` says; a queue has the splits that there are."""
+    rule = split_rule(k_pages.shape[2])
+    places = min(num_seqs, _MAX_SEQS) * q.shape[1] * most_splits(rule, max_context_len, None, 0)
     return DecodeNeeds(4 * places * (q.shape[2] + 1), by_length=True)
 
 
@@ -188,7 +188,8 @@ def _launch(
         softcap=call.softcap is not None,
         sink_logits=call.sink_logits is not None,
     )
-    splits = most_splits(batch.max_context_len, band.window, band.sinks)
+    rule = split_rule(kv_heads)
+    splits = most_splits(rule, batch.max_context_len, band.window, band.sinks)
     split_out = torch.empty((num_seqs, kv_heads, splits, group, head_dim), dtype=torch.float32, device=q.device)
     split_lse = torch.empty((num_seqs, kv_heads, splits, group), dtype=torch.float32, device=q.device)
     strides = out.stride(0), out.stride(1), lse.stride(0), lse.stride(1)
@@ -205,7 +206,7 @@ def _launch(
                 _take_counters(2 + num_seqs * kv_heads, q.device),
                 *Output(split_out, split_lse, out, lse, *strides, call.sink_logits),
                 *Pages(batch.cu_seqlens_q[first:], batch.context_lens[first:], table[first:], table.stride(0)),
-                *Sizes(num_seqs, band.window or 0, band.sinks, splits),
+                *Sizes(num_seqs, band.window or 0, band.sinks, splits, *rule),
                 *Scales(*logit_scales(call.scale, call.softcap), *(call.kv_scales or (None, None))),
             )
         ),

@@ -17,10 +17,12 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
+from longreach_kernels.backends.hopper.config import EARLY_SPLITS
+
 barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier  # its name until Triton 3.6
 
+EARLY = gl.constexpr(EARLY_SPLITS)
 MESSAGE = gl.constexpr(16)  # numbers that tell the consumers of an item
-DOUBLINGS = gl.constexpr(16)  # of a split's size, at most
 
 
 @gluon.jit
@@ -54,24 +56,23 @@ class _Item(NamedTuple):
 def _plan(num_keys, sizes, FORM: gl.constexpr):
     """Splits of a query at the end of `num_keys` keys; `decode_launch.most_splits` bounds their count.
 
-    The logarithm of a split's size; how many splits hold sinks; the first split of the window; the count of both; and
-    the window's first key. Works on scalars and on vectors of lengths.
+    A split's keys, a multiple of a tile's; how many splits hold sinks; the first split of the window; the count of
+    both; and the window's first key. Works on scalars and on vectors of lengths.
     """
     low = num_keys * 0
     span = num_keys
     if FORM.windowed:
         low = gl.maximum(num_keys - sizes.window, 0)
         span = num_keys - low
-    bits = num_keys * 0 + FORM.min_bits
-    for i in gl.static_range(DOUBLINGS):
-        bits += (span > (FORM.max_splits << (FORM.min_bits + i))).to(gl.int32)
-    size = 1 << bits
+    size = gl.minimum((span + EARLY - 1) // EARLY, 2 * sizes.least_keys)
+    size = gl.maximum(gl.maximum((span + sizes.max_splits - 1) // sizes.max_splits, sizes.least_keys), size)
+    size = (size + FORM.block_n - 1) // FORM.block_n * FORM.block_n
     sink_splits = low
     first = low
     if FORM.windowed:
-        sink_splits = (gl.minimum(low, sizes.sinks) + size - 1) >> bits
-        first = gl.maximum(low >> bits, sink_splits)
-    return bits, sink_splits, first, sink_splits + gl.maximum(((num_keys + size - 1) >> bits) - first, 0), low
+        sink_splits = (gl.minimum(low, sizes.sinks) + size - 1) // size
+        first = gl.maximum(low // size, sink_splits)
+    return size, sink_splits, first, sink_splits + gl.maximum((num_keys + size - 1) // size - first, 0), low
 
 
 @gluon.jit
@@ -85,16 +86,16 @@ def _find_item(item, queue, cu_q, sizes, SEQS: gl.constexpr, FORM: gl.constexpr)
     split = index // FORM.kv_heads
     num_keys = gl.sum(gl.where(seqs == seq, queue.lengths, 0), 0)
     row = gl.load(cu_q + seq)
-    bits, sink_splits, first, count, low = _plan(num_keys, sizes, FORM)
-    start = split << bits
-    end = gl.minimum((split + 1) << bits, num_keys)
+    size, sink_splits, first, count, low = _plan(num_keys, sizes, FORM)
+    start = split * size
+    end = gl.minimum(start + size, num_keys)
     if FORM.windowed:
         if split < sink_splits:
             # Between the sinks and the window lies nothing to see.
             end = gl.where(end <= low, gl.minimum(end, sizes.sinks), end)
         else:
-            start = (first + split - sink_splits) << bits
-            end = gl.minimum(start + (1 << bits), num_keys)
+            start = (first + split - sink_splits) * size
+            end = gl.minimum(start + size, num_keys)
             start = gl.where(start < sizes.sinks, start, gl.maximum(start, low // FORM.block_n * FORM.block_n))
     first_tile = start // FORM.block_n
     # A sequence without keys has a tile too, all of it masked.

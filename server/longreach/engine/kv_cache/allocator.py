@@ -120,9 +120,10 @@ class PageAllocator:
 
     def hash(self, request: Request) -> None:
         """Make the digests of a request's full pages, as far as it does not have them."""
-        if self._hasher is not None:
-            tokens = request.tokens[: request.known] if request.pending else request.tokens
-            spec, digests = request.spec, request.hold.digests
+        digests, known = request.hold.digests, request.known if request.pending else len(request.tokens)
+        if self._hasher is not None and known // self._size > len(digests):  # a copy of all tokens is not made often
+            tokens = request.tokens[:known] if request.pending else request.tokens
+            spec = request.spec
             self._hasher.extend(digests, tokens, spec.cache_salt, spec.attention.key, request.prompt_tokens)
 
     def add(self, request: Request, others: Iterable[Request]) -> None:
@@ -270,6 +271,7 @@ class PageAllocator:
     def free(self, request: Request, keep_until: float | None = None) -> None:
         """Take everything back; with `keep_until`, full pages are evicted after others until that time."""
         hold, pool = request.hold, self._pool
+        self.prefixes.ahead.put_back(request)
         # The last token of an answer depends on all before it. It may itself be in a page: nobody knows what it gave.
         sound = 0 if request.finish_reason is None else (request.known - 1) // self._size
         for table, first in zip(hold.tables, hold.first, strict=True):
@@ -325,8 +327,12 @@ class PageAllocator:
         self._pool.host.failed(moves)
         pages = {copy.at for copy in moves.restored if not copy.is_state}
         slots = {copy.at for copy in moves.restored if copy.is_state}
-        held = ((request, request.hold.held(self._all), request.states.pinned) for request in requests)
-        return [r for r, tables, pinned in held if not (pages.isdisjoint(tables) and slots.isdisjoint(pinned))]
+        failed = []
+        for request in requests:
+            held = request.hold.held(self._all) + [page for _, page in request.hold.ahead.values()]
+            if not (pages.isdisjoint(held) and slots.isdisjoint(request.states.pinned)):
+                failed.append(request)
+        return failed
 
     def _is_there(self, name: bytes, at: int, depth: int) -> bool | None:
         """Whether a page, or with its `depth` a slot, has what is known by a key; None if a step in flight fills it."""
@@ -338,6 +344,7 @@ class PageAllocator:
     def check(self, requests: list[Request]) -> None:
         """Assert that these are all who hold pages, and that nobody writes to a page that others may read."""
         check_pages(self._pool, self.groups, requests)
+        self.prefixes.ahead.check(requests)
         if self.disk is not None:
             self.disk.check()
         if self.states is not None:

@@ -30,7 +30,7 @@ class GroupPages:
         for group in self._all:
             if border is None:
                 first, answering = hold.first[group], hold.answering
-                held = len(hold.pages) - first + hold.reserves[group]
+                held = len(hold.pages) - first + hold.owned(group)
             else:
                 first, answering = groups.first(group, border), False
                 held = border - first
@@ -83,6 +83,6 @@ class GroupPages:
         for group in self._groups.windowed:
             first = hold.first[group]
             promise = self._groups.promise(group, hold.promised, first, hold.answering)
-            if (surplus := min(hold.reserves[group], len(hold.pages) - first + hold.reserves[group] - promise)) > 0:
+            if (surplus := min(hold.reserves[group], len(hold.pages) - first + hold.owned(group) - promise)) > 0:
                 self._pool.unreserve(surplus)
                 hold.reserves[group] -= surplus

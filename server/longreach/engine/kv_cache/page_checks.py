@@ -12,7 +12,8 @@ def check_pages(pool: PagePool, groups: PageGroups, requests: list[Request]) -> 
     """Assert that these are all who hold pages, and that nobody writes to a page that others may read."""
     windowed, everything = groups.windowed, tuple(range(len(groups.windows)))
     backed = [page for request in requests for page in request.hold.held(windowed)] if windowed else []
-    pool.check([r.hold.held(everything) for r in requests], [r.hold.reserved for r in requests], backed)
+    held = [r.hold.held(everything) + [page for _, page in r.hold.ahead.values()] for r in requests]
+    pool.check(held, [r.hold.reserved for r in requests], backed)
     for request in requests:
         hold = request.hold
         assert len(hold.pages) * pool.page_size >= request.computed, request.id
@@ -24,7 +25,7 @@ def check_pages(pool: PagePool, groups: PageGroups, requests: list[Request]) -> 
             assert DROPPED not in table[first:], f"{request.id} has dropped a page that it may need"
             assert first <= groups.first(group, request.computed // pool.page_size), f"{request.id} lacks a page"
             promise = groups.promise(group, hold.promised, first, hold.answering)
-            assert len(table) - first + hold.reserves[group] >= promise, f"{request.id} lacks a promised page"
+            assert len(table) - first + hold.owned(group) >= promise, f"{request.id} lacks a promised page"
             for page in table[request.computed // pool.page_size :]:
                 assert pool.holders(page) == 1, f"{request.id} writes to page {page}, which others read"
                 assert not pool.cache.has(page), f"{request.id} writes to page {page}, which is cached"

@@ -145,14 +145,24 @@ class PagePool:
         if self.host is not None:
             self.host.pin(names)
 
-    def restore(self, digests: list[bytes]) -> list[int]:
-        """Allocate reserved pages for what the host has under these digests; nobody else finds them yet."""
+    def restore(self, digests: list[bytes], *, findable: bool = True) -> list[int]:
+        """Allocate reserved pages for what the host has under these digests; nobody else finds them yet, and only if
+        they are `findable` once their copies have been issued."""
         assert self.host is not None
         self.host.pin(digests)  # the allocated pages may be kept in host memory themselves
         pages = self.allocate(len(digests))
         for digest, page in zip(digests, pages, strict=True):
-            self.host.restore(digest, page, partial(self.cache.insert, page, digest))
+            self.host.restore(digest, page, partial(self.cache.insert, page, digest) if findable else _nothing)
         return pages
+
+    def put_back(self, page: int) -> None:
+        """Take back a page that one request holds and nobody finds, and reserve another for it."""
+        assert self._holders[page] == 1, page
+        assert not self.cache.has(page), page
+        self._holders[page] = 0
+        self._reserved += 1
+        self.mark_unclean([page])
+        self._free.append(page)
 
     def take_moves(self) -> CacheMoves:
         """What has to be done to pages, and to states, for the step that has been planned, since the last call.
@@ -261,3 +271,7 @@ class PagePool:
     def _hold(self, page: int) -> None:
         self._holders[page] += 1
         self.cache.touch(page)
+
+
+def _nothing() -> None:
+    pass

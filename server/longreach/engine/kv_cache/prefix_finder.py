@@ -5,7 +5,7 @@ It asks the pool, the groups and the states, and changes nothing; `allocator` ac
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Callable, Container
 from typing import NamedTuple
 
 from longreach.engine.kv_cache.borders import STATE_GROUP, key, longest_chain, usable_border
@@ -89,7 +89,7 @@ class PrefixFinder:
     def usable(self, request: Sought, start: int, end: int, *, on_device: bool = False) -> int:
         """As `usable_border`, for a request, with states counted in: of what the device or the host has, or of what is
         `on_device`."""
-        has = self._pool.cache.has_digest if on_device else self._pool.has
+        has = self._pool.cache.has_digest if on_device else self.has(request)
         border = usable_border(self._groups, request.hold.digests, start, end, has)
         while self._states is not None and border > start:
             found = self._states.longest(request, start, border, on_device=on_device)
@@ -100,13 +100,25 @@ class PrefixFinder:
                 break
         return border
 
+    def has(self, request: Sought) -> Callable[[bytes], bool]:
+        """Whether a page with a key is there for a request: on the device, in host memory, or ahead of it."""
+        ahead, has = request.hold.ahead, self._pool.has
+        return (lambda name: name in ahead or has(name)) if ahead else has
+
+    def has_on_device(self, request: Sought) -> Callable[[bytes], bool]:
+        """Whether a page with a key is there for a request, on the device or ahead of it."""
+        ahead, has = request.hold.ahead, self._pool.cache.has_digest
+        return (lambda name: name in ahead or has(name)) if ahead else has
+
     def on_disk(self, request: Sought, disk: Container[bytes], room: int, start: int = 0) -> OnDisk:
         """What a request that stands at a border gets from disk: up to which border, and what it needs for that and is
         not on the device, as far as it fits into `room` places of host memory. What takes it no further is left there.
         """
-        hold, pool, on_device = request.hold, self._pool, self._pool.cache.has_digest
+        hold, on_device = request.hold, self.has_on_device(request)
         base = self.usable(
-            request, start, longest_chain(self._groups, hold.digests, start, self.most_shared(request), pool.has)
+            request,
+            start,
+            longest_chain(self._groups, hold.digests, start, self.most_shared(request), self.has(request)),
         )
         most = self._reach_from_disk(request, disk, room, start)
         while most > base:
@@ -133,8 +145,8 @@ class PrefixFinder:
         digests, most, on_device, has = (
             request.hold.digests,
             self.most_shared(request),
-            self._pool.cache.has_digest,
-            self._pool.has,
+            self.has_on_device(request),
+            self.has(request),
         )
         for page in range(start, most):
             for group in self._groups.full:
@@ -149,10 +161,10 @@ class PrefixFinder:
     def _usable_from_disk(self, request: Sought, start: int, most: int, disk: Container[bytes]) -> int:
         """The longest border of at most `most` pages, up to which full groups have all, that the device, the host and
         the disk together have."""
-        digests, groups = request.hold.digests, self._groups
+        digests, groups, has_here = request.hold.digests, self._groups, self.has(request)
 
         def has(name: bytes) -> bool:
-            return self._pool.has(name) or name in disk
+            return has_here(name) or name in disk
 
         border = usable_border(groups, digests, start, most, has)
         while (states := self._states) is not None and border > start:
@@ -209,7 +221,8 @@ class PrefixFinder:
         hold = request.hold
         firsts = ((group, max(start, self._groups.first(group, border))) for group in self._all)
         keys = (digest for group, first in firsts for digest in self.keys(hold, (group,), first, border))
-        pages = [digest for digest in keys if not self._pool.cache.has_digest(digest)]
+        on_device = self.has_on_device(request)
+        pages = [digest for digest in keys if not on_device(digest)]
         copy = self.copy_at(request, border) if border > start else None
         state = [key(hold.digests[border - 1], STATE_GROUP)] if copy is not None and copy.slot == AWAY else []
         return Away(pages, state)
@@ -218,13 +231,13 @@ class PrefixFinder:
         """How many pages could be restored in place of what is away."""
         return len(away.pages) + (self._state_places if away.state else 0)
 
-    def reach(self, hold: PageHold, start: int, chain: int, count: int) -> int:
+    def reach(self, request: Sought, start: int, chain: int, count: int) -> int:
         """The page up to which full groups have so few pages that are not on the device that they and a state can be
         restored in place of `count` pages."""
-        count = max(1, count - self._state_places)
+        count, on_device = max(1, count - self._state_places), self.has_on_device(request)
         for page in range(start, chain):
-            away = self.keys(hold, self._groups.full, page, page + 1)
-            count -= sum(not self._pool.cache.has_digest(digest) for digest in away)
+            away = self.keys(request.hold, self._groups.full, page, page + 1)
+            count -= sum(not on_device(digest) for digest in away)
             if count < 0:
                 return page
         return chain

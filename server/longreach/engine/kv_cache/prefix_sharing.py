@@ -14,6 +14,7 @@ from longreach.engine.kv_cache.group_pages import GroupPages
 from longreach.engine.kv_cache.groups import PageGroups
 from longreach.engine.kv_cache.page_pool import PagePool
 from longreach.engine.kv_cache.prefix_finder import Away, PrefixFinder
+from longreach.engine.kv_cache.restored_ahead import RestoredAhead
 from longreach.engine.kv_cache.state_allocator import StateAllocator
 from longreach.engine.requests.page_hold import DROPPED
 from longreach.engine.requests.request import Request
@@ -43,12 +44,14 @@ class PrefixSharing:
         self._states = states
         self._held = held
         self._finder = finder
+        self.ahead = RestoredAhead(pool, groups, finder)
 
     def match_prefix(self, request: Request, max_restored: int) -> PrefixMatch:
         """Share cached pages in place of reserved ones, from where the request stands, as far as there are any.
 
         Pages and states that the host has are restored, at most as much as `max_restored` pages of all requests before
-        the next `take_moves`. Where the next border needs more, that is restored when nothing else is.
+        the next `take_moves`. Where the next border needs more, its pages come in several steps. A state is not cut: if
+        it takes more, it is restored when nothing else is.
         """
         if request.computed % self._size:
             return PrefixMatch(request.computed, False)
@@ -83,7 +86,9 @@ class PrefixSharing:
             return request.computed
         hold, start = request.hold, request.computed // self._size
         known = max(start, hold.chain_until)
-        chain = longest_chain(self._groups, hold.digests, known, self._finder.most_shared(request), self._pool.has)
+        chain = longest_chain(
+            self._groups, hold.digests, known, self._finder.most_shared(request), self._finder.has(request)
+        )
         if not self._finder.by_border:
             hold.cached_until = chain * self._size
         elif chain > known or hold.cached_until < request.computed or self._states is not None:
@@ -167,49 +172,63 @@ class PrefixSharing:
         if away.state and not names:
             self._note_restored(request, away.state, pages)
 
+    def _start_from(self, request: Request, border: int) -> bool:
+        """Have a request go on from the copy of its state at a border, if its model keeps any and a slot is left."""
+        if self._states is None:
+            return True
+        copy = self._finder.copy_at(request, border)
+        return copy is not None and self._states.start_from(request, copy)
+
     def _match_borders(self, request: Request, max_restored: int) -> PrefixMatch:
         """As `match_prefix`, from border to border: windows have pages for some only, and states copies at some."""
         hold, pool, groups = request.hold, self._pool, self._groups
         start = len(hold.pages)
         here = PrefixMatch(start * self._size, False)
-        chain = longest_chain(groups, hold.digests, start, self._finder.most_shared(request), pool.has)
+        chain = longest_chain(groups, hold.digests, start, self._finder.most_shared(request), self._finder.has(request))
         border = self._finder.usable(request, start, chain)
         away = self._finder.away(request, start, border)
+        if any(pool.is_restoring(name) for name in (*away.keys, *hold.ahead)):
+            return here._replace(waits=True)
+        if self.ahead.come_for_others(request, away.pages):
+            return here._replace(waits=True)
         if self._finder.places(away) > max(0, max_restored - pool.num_restoring):
             if pool.num_restoring:
                 return here._replace(waits=True)
-            reach = self._finder.reach(hold, start, chain, max_restored)
+            reach = self._finder.reach(request, start, chain, max_restored)
             nearer = self._finder.usable(request, start, reach)
             border = nearer if nearer > start else border
             away = self._finder.away(request, start, border)
-        if border == start:
-            return here
-        if any(pool.is_restoring(name) for name in away.keys):
-            return here._replace(waits=True)
+            pool.pin_away(away.keys)  # those that come later, too, which are not to make room for what goes
+            if self._finder.places(away) > max_restored and self.ahead.bring(request, start, border, max_restored):
+                return here._replace(waits=True)
         pool.pin_away(away.keys)
-        if self._states is not None:
-            copy = self._finder.copy_at(request, border)
-            if copy is None or not self._states.start_from(request, copy):
-                return here
+        if border == start or not self._start_from(request, border):
+            self.ahead.put_back(request)
+            return here
         self._held.drop_behind(request, border)
         places: list[tuple[list[int], int]] = []  # of what is restored, in the order of `away`
+        came: list[tuple[int, bytes]] = []  # places and keys of what was restored ahead
         for group, table in enumerate(hold.tables):
             first = max(start, groups.first(group, border))
             table += [DROPPED] * (first - start)
             for digest in self._finder.keys(hold, (group,), first, border):
-                page = pool.cache.lookup(digest)
-                if page is None:
-                    places.append((table, len(table)))
-                    table.append(DROPPED)
-                else:
+                if (page := pool.cache.lookup(digest)) is not None:
                     pool.share(page, backed=group in groups.windowed)
-                    table.append(page)
+                elif (page := self.ahead.take(request, digest)) is not None:
+                    came.append((len(table), digest))
+                    hold.reserves[group] += 1  # it has been taken from these
+                else:
+                    places.append((table, len(table)))
+                    page = DROPPED
+                table.append(page)
                 hold.reserves[group] -= 1
         # Last, since it may take the place of idle pages.
         for (table, place), page in zip(places, pool.restore(away.pages) if places else (), strict=True):
             table[place] = page
-        self._note_away(request, [place for _, place in places], away, border - start)
+        brought = away._replace(pages=[name for _, name in came] + away.pages)
+        self._note_away(request, [place for place, _ in came] + [place for _, place in places], brought, border - start)
+        self.ahead.put_back(request, known_only=True)
         hold.settled = border
         self._held.trim(hold)
         self.note_cached(request, border - start)
-        return PrefixMatch(border * self._size, bool(away.keys))
+        return PrefixMatch(border * self._size, bool(away.keys or hold.ahead))

@@ -78,20 +78,22 @@ class StateAllocator:
 
     def add_turn(self, request: Request, chain: int) -> None:
         """Want copies where the prompt of a request that has been let in parts from the `chain` pages that are cached,
-        and near its end, however short it is, if it looks like a conversation's next turn; and none too near its start.
+        and near its end, however short it is, if it may be a conversation's turn; and none too near its start.
 
-        The beginning of a next turn is cached. If it starts where several have started, that is a beginning which many
-        prompts share, and most of them end with one question.
+        A turn that starts where several have started has a beginning which many prompts share, and most of them end
+        with one question.
         """
         hold = request.states
         start = hold.state
         hold.borders = {at for at in hold.borders if at <= start.at or self._rule.is_worth(at - start.at)}
         self.add_border(request, chain)
-        if not self._copies or not chain or (chain * self._size == start.at and self._pool.is_shared(start.slot)):
+        if not self._copies or (chain and chain * self._size == start.at and self._pool.is_shared(start.slot)):
             return
         last = self._rule.last(request.prompt_tokens, hold.unit)
         if self._rule.is_worth(last - max(start.at, *hold.borders, 0)):
             hold.borders.add(last)
+            if not chain:
+                hold.first_turn = last
 
     def add_parting(self, new: Request, other: Request) -> None:
         """Want copies where a new request's prompt parts from another one's that is not read that far."""
@@ -320,7 +322,8 @@ class StateAllocator:
     def _keep(self, request: Request, state: StateAt, in_flight: bool) -> bytes:
         """Make an own state a copy, and say with which digest.
 
-        Of an answer the newest alone is kept, unless somebody has started from others.
+        Of an answer the newest alone is kept, unless somebody has started from others. It stands in for the one near
+        the end of a short first prompt.
         """
         hold, depth = request.states, state.at // self._size
         digest = request.hold.digests[depth - 1]
@@ -328,7 +331,12 @@ class StateAllocator:
         if is_new and in_flight:
             self._pool.unfinished.add(digest)
         hold.last_kept = state.at
+        if state.at == hold.first_turn and is_new:
+            hold.spare = digest
         if state.at >= request.prompt_tokens:
+            if hold.spare is not None:
+                self._pool.spare(hold.spare)
+                hold.spare = None
             if hold.rolling is not None and hold.rolling != digest:
                 self._pool.drop_unused(hold.rolling)
             self._answers += (1 if is_new else 0) - (hold.rolling is not None)

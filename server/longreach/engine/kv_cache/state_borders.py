@@ -5,13 +5,14 @@ somebody is likely to come back to:
 
     border                                | who comes back
     --------------------------------------+---------------------------------------------------------------
-    128 tokens before a prompt's end      | the same prompt, a short question about the same document; in prompts
-                                          | that begin like a cached one: the conversation's next turn
+    128 tokens before a prompt's end      | the same prompt, a short question about the same document, the
+                                          | conversation's next turn
     512, 2048, ... tokens before it       | a longer question about the same, longer document
     where two prompts part                | whoever begins like both
 
 Between them, where the chunks of a long prompt end anyway, a copy is left every so many tokens (`spacing`). In an
-answer a copy is left at every page, in place of the one before: a conversation that goes on comes back to that.
+answer a copy is left at every page, in place of the one before: a conversation that goes on comes back to that. Short
+answers end before the page does. So prompts of a few hundred tokens have a border, too, but where many begin alike.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ class BorderRule:
     """Where copies are left.
 
     Attributes:
-        least_saved: tokens that a copy has to save reading; one more step takes the time of reading some hundreds.
+        least_saved: tokens that a copy has to save reading whoever asks, also where many prompts begin alike and end
+            with a question each; one more step takes the time of reading some hundreds.
         distance: tokens between the last border and the prompt's end.
     """
 
@@ -40,7 +42,7 @@ class BorderRule:
     distance: int = 128
 
     def borders(self, prompt_tokens: int, unit: int) -> set[int]:
-        """Positions of a prompt, multiples of `unit`, at which its chunks should end."""
+        """Positions of a prompt, multiples of `unit`, at which its chunks should end, whatever is cached."""
         distances = [self.distance]
         while distances[-1] * _RATIO * _LENGTHS_PER_DISTANCE <= prompt_tokens:
             distances.append(distances[-1] * _RATIO)
@@ -54,7 +56,7 @@ class BorderRule:
     def is_worth(self, saved: int) -> bool:
         """Whether a border is worth a step if somebody is expected who then reads `saved` tokens less.
 
-        Where two prompts part, others that begin alike have come already. After a next turn another one comes.
+        Where two prompts part, others that begin alike have come already. After a turn another one comes.
         """
         return saved >= max(1, self.least_saved // 4)
 

@@ -50,13 +50,15 @@ class _Copy:
     pins: int = 0
     uses: int = 0
     keep_until: float | None = None
+    is_spare: bool = False  # another one stands in for it
 
 
 @dataclass
 class _Queues:
-    """Idle copies in the order in which they are given up: used at most once, used more often, kept for a while, of a
-    pinned prompt."""
+    """Idle copies in the order in which they are given up: spare, used at most once, used more often, kept for a while,
+    of a pinned prompt."""
 
+    spare: OrderedDict[int, None] = field(default_factory=OrderedDict)
     probation: OrderedDict[int, None] = field(default_factory=OrderedDict)
     protected: OrderedDict[int, None] = field(default_factory=OrderedDict)
     retained: OrderedDict[int, None] = field(default_factory=OrderedDict)
@@ -74,7 +76,7 @@ class _Queues:
 
     @property
     def _all(self) -> tuple[OrderedDict[int, None], ...]:
-        return self.probation, self.protected, self.retained, self.pinned
+        return self.spare, self.probation, self.protected, self.retained, self.pinned
 
 
 class StatePool:
@@ -155,6 +157,7 @@ class StatePool:
         """Make a held slot an idle copy with this digest; where there is one already it is freed instead: False."""
         if (there := self._slot_of.get(digest)) is not None:
             self.free(slot)
+            self._copies[there].is_spare = False  # the prompt has come twice
             if self.is_idle(there):
                 self._queue(there)  # as young as this one would be
             return False
@@ -186,7 +189,7 @@ class StatePool:
         count = self._reserved + 1 - len(self._free)
         for slot in islice(self._idle, max(0, min(count, _MOST_AHEAD))):
             copy = self._copies[slot]
-            if copy.digest not in self.unfinished:
+            if copy.digest not in self.unfinished and slot not in self._idle.spare:
                 self.host.save_ahead(key(copy.digest, STATE_GROUP), slot, copy.depth)
 
     def longest(self, digests: Sequence[bytes], above: int, most: int, *, on_device: bool = False) -> FoundCopy | None:
@@ -225,6 +228,7 @@ class StatePool:
         if counts:
             copy.uses += 1
             copy.keep_until = None
+            copy.is_spare = False
 
     def unpin(self, slot: int) -> None:
         """A request that was to start from a copy has done so, or will not. The copy may be forgotten already."""
@@ -261,7 +265,7 @@ class StatePool:
         for slot in [s for s in self._idle.retained if (self._copies[s].keep_until or 0.0) <= now]:
             self._copies[slot].keep_until = None
             self._queue(slot)
-            if not self._copies[slot].uses:
+            if slot in self._idle.probation and not self._copies[slot].uses:
                 self._idle.probation.move_to_end(slot, last=False)
 
     def remove(self, digest: bytes) -> None:
@@ -283,6 +287,14 @@ class StatePool:
         slot = self._slot_of.get(digest)
         if slot is None or (self.is_idle(slot) and not self._copies[slot].uses):
             self.remove(digest)
+
+    def spare(self, digest: bytes) -> None:
+        """Give up a copy that nobody has started from before all others, and keep it nowhere else: a later one stands
+        in for it. Nothing where there is none."""
+        if (slot := self._slot_of.get(digest)) is not None:
+            self._copies[slot].is_spare = True
+            if self.is_idle(slot):
+                self._queue(slot)
 
     def check(self, held: Sequence[int], pinned: Sequence[int], reserved: int) -> None:
         """Assert that `held` are all held slots, `pinned` all starts from copies, and that nothing is lost."""
@@ -324,6 +336,8 @@ class StatePool:
                 idle.probation[oldest] = None
         elif copy.keep_until is not None:
             idle.retained[slot] = None
+        elif copy.is_spare and not copy.uses:
+            idle.spare[slot] = None
         elif copy.uses >= _USES and self._protected_limit:
             idle.protected[slot] = None
             if len(idle.protected) > self._protected_limit:
@@ -335,7 +349,8 @@ class StatePool:
 
     def _evict(self, slot: int) -> None:
         copy = self._copies[slot]
-        if self.host is not None and copy.digest not in self.unfinished:
+        is_kept = copy.digest not in self.unfinished and slot not in self._idle.spare
+        if self.host is not None and is_kept:
             self.host.evict(key(copy.digest, STATE_GROUP), slot, copy.depth)
         self._forget(slot)
 

@@ -26,6 +26,7 @@ class PageHold:
         answering: whether all tokens that were given are settled, so that chunks are short.
         kept: cached pages that windows have dropped and that are worth keeping: the page of tokens, the id, and what
             the cache knows it by.
+        ahead: pages that have come back for a border which it does not stand at yet: by key the group and the id.
         turns: borders, in pages, that somebody has returned to: where the cache ended for this request.
         digests: of its full pages, as far as they have been asked for; none without a prefix cache.
         cached_tokens: how many of its prompt's tokens were in the prefix cache before it was first preempted.
@@ -42,6 +43,7 @@ class PageHold:
     settled: int = 0
     answering: bool = False
     kept: list[tuple[int, int, bytes]] = field(default_factory=list)
+    ahead: dict[bytes, tuple[int, int]] = field(default_factory=dict)
     turns: tuple[int, ...] = ()
     digests: list[bytes] = field(default_factory=list)
     cached_tokens: int = 0
@@ -56,7 +58,7 @@ class PageHold:
         self.first = [0] * num_groups
         self.reserves = [0] * num_groups
         self.promised, self.settled, self.answering, self.turns = 0, 0, False, ()
-        self.kept = []
+        self.kept, self.ahead = [], {}
         self.cached_until = self.chain_until = 0
 
     @property
@@ -75,8 +77,13 @@ class PageHold:
 
     @property
     def num_ids(self) -> int:
-        """The ids that all groups together hold, or may still have allocated."""
-        return sum(len(table) - first for table, first in zip(self.tables, self.first, strict=True)) + self.reserved
+        """The ids that all groups together hold, have ahead, or may still have allocated."""
+        held = sum(len(table) - first for table, first in zip(self.tables, self.first, strict=True))
+        return held + len(self.ahead) + self.reserved
+
+    def owned(self, group: int) -> int:
+        """The ids that a group may still have, or has ahead."""
+        return self.reserves[group] + sum(of == group for of, _ in self.ahead.values())
 
     def held(self, groups: tuple[int, ...]) -> list[int]:
         """The ids that these groups hold, group by group."""

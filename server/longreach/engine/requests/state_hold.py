@@ -47,6 +47,8 @@ class StateHold:
         spacing: tokens from one copy to the next between these borders.
         last_kept: the position of the last copy that it has left or started from.
         rolling: the digest of the newest copy in its answer.
+        first_turn: the border near the end of a short prompt of which nothing was cached; 0 if there is none.
+        spare: the digest of the copy there, which is of little use once there is one in the answer.
     """
 
     unit: int = 0
@@ -59,6 +61,8 @@ class StateHold:
     spacing: int = 0
     last_kept: int = 0
     rolling: bytes | None = None
+    first_turn: int = 0
+    spare: bytes | None = None
 
     @property
     def own_slots(self) -> list[int]:

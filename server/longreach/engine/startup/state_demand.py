@@ -13,8 +13,8 @@ from longreach.engine.startup.host_memory import readable
 # Unless told otherwise, parts of the room for pages and states that running requests' slots and copies may take.
 _RUNNING_SHARE = 1 / 4
 _COPIES_SHARE = 1 / 8
-# More copies than one for so many tokens of pages, or than so many, are of use to few. Prompts that are shorter leave
-# none before their answer; of a conversation one is of use, of a long document some ten.
+# More copies than one for so many tokens of pages, or than so many, are of use to few: of a conversation one is of use,
+# of a long document some ten.
 _TOKENS_PER_COPY = 1024
 _ENOUGH_COPIES = 256
 
