@@ -11,6 +11,7 @@ from longreach.api.http.request_log import RequestRecord
 from longreach.api.schema.requests.harmless import asker
 from longreach.api.schema.requests.tokenize import DetokenizeRequest
 from longreach.api.service.call import Body, Call
+from longreach.api.service.lasting_engine import LastingEngine
 from longreach.api.service.service import Service
 from longreach.sizes import MAX_PROMPT_TOKENS
 
@@ -33,4 +34,4 @@ async def receive(request: Request, model: type[M]) -> Call[M]:
     if body.model is not None:
         service.require_model(body.model)
     engine, tokenizer = service.require_ready()
-    return Call(body, request, service, record, engine, tokenizer)
+    return Call(body, request, service, record, LastingEngine(engine, service.successor), tokenizer)

@@ -14,7 +14,7 @@ from longreach.api.schema.requests.messages import CountTokensRequest
 from longreach.api.schema.requests.responses import InputTokensRequest
 from longreach.api.schema.requests.sampling import ServingFields
 from longreach.api.schema.requests.tokenize import DetokenizeRequest, TokenizeRequest
-from longreach.api.service.metered_engine import MeteredEngine
+from longreach.api.service.lasting_engine import LastingEngine
 from longreach.api.service.service import Service
 from longreach.text.tokenizer import Tokenizer
 
@@ -32,7 +32,7 @@ class Call(Generic[M_co]):
     request: Request
     service: Service
     record: RequestRecord
-    engine: MeteredEngine
+    engine: LastingEngine
     tokenizer: Tokenizer
 
     async def attend(self, work: Coroutine[Any, Any, T]) -> T:

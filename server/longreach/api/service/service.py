@@ -27,6 +27,7 @@ from longreach.api.service.recent_prompts import RecentPrompts
 from longreach.api.service.sampling_defaults import sampling_defaults
 from longreach.config import Settings
 from longreach.engine.client import EngineClient
+from longreach.engine.errors import EngineDeadError
 from longreach.engine.messages import Sampling, Started
 from longreach.engine.stats import Stats
 from longreach.errors import ModelNotFoundError, UnavailableError
@@ -86,6 +87,8 @@ class Service:
         self._engine_config = settings.engine_config()
         self._draining = False
         self._gave_up = False
+        self._replaces = False  # whether an engine that dies is replaced
+        self._changed = asyncio.Event()  # set, and replaced, with each engine and at the end of them
         self._engine: MeteredEngine | None = None
         self._tokenizer: Tokenizer | None = None
         self._chat: Chat | None = None
@@ -167,6 +170,33 @@ class Service:
         self.died.clear()
         engine.on_death = self.died.set
         self._engine = MeteredEngine(engine, self.metrics)
+        self._tell_change()
+
+    @contextlib.contextmanager
+    def replacing(self) -> Iterator[None]:
+        """Inside, an engine that dies is replaced: what it had to do may wait for another."""
+        self._replaces = True
+        try:
+            yield
+        finally:
+            self._replaces = False
+            self._tell_change()
+
+    async def successor(self, dead: MeteredEngine) -> MeteredEngine:
+        """The engine that takes the place of one that has died, once it is ready.
+
+        Raises:
+            EngineDeadError: there will be no other.
+        """
+        while self._engine is None or self._engine is dead or not self._engine.alive:
+            if not self._replaces or self._gave_up:
+                raise EngineDeadError("no other engine is started")
+            await self._changed.wait()
+        return self._engine
+
+    def _tell_change(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
 
     def give_up(self) -> None:
         """There will be no other engine."""
