@@ -17,6 +17,7 @@ from longreach.api.endpoints import (
     attention_policies,
     chat,
     completions,
+    identified_requests,
     messages,
     playground,
     responses,
@@ -24,6 +25,7 @@ from longreach.api.endpoints import (
     stored_responses,
     tokenize,
 )
+from longreach.api.endpoints.answer_once import REPLAYED_HEADER
 from longreach.api.http import error_answers
 from longreach.api.http.auth import OPEN_PATHS
 from longreach.api.http.error_forms import id_headers
@@ -52,7 +54,8 @@ def create_app(service: Service) -> FastAPI:
         telemetry={"auto_configure": True, "metrics": False, "logs": False, "exclude": _is_quiet},
     )
     app.state.service = service
-    routed = (completions, chat, responses, stored_responses, messages, tokenize, attention_policies, status)
+    generating = (completions, chat, responses, stored_responses, messages, identified_requests)
+    routed = (*generating, tokenize, attention_policies, status)
     for module in (*routed, reference):
         app.include_router(module.router)
     page = playground.page_files() if service.settings.playground else {}
@@ -79,7 +82,14 @@ def cors_options(allowed_origins: str) -> dict[str, Any]:
         "allow_methods": ["GET", "HEAD", "POST", "DELETE"],
         # Clients put headers of their own on requests (x-stainless-os, anthropic-version); none of them opens anything.
         "allow_headers": ["*"],
-        "expose_headers": ["request-id", "retry-after", "x-request-id", "x-should-retry", LEFT_OUT_HEADER],
+        "expose_headers": [
+            "request-id",
+            "retry-after",
+            "x-request-id",
+            "x-should-retry",
+            LEFT_OUT_HEADER,
+            REPLAYED_HEADER,
+        ],
     }
 
 

@@ -19,14 +19,25 @@ _REFUSALS = {
     "400": "The request is wrong; `param` names the field.",
     "401": "The request has no key of this server, which asks for one.",
     "404": "There is no such model.",
+    "409": "What follows the event that `Last-Event-ID` names is not held, or the request has been ended.",
     "408": "The body did not arrive within `--body-timeout`.",
     "413": "The body is longer than `--max-body-bytes`.",
     "415": "The body is not declared as plain JSON.",
+    "422": "The `Idempotency-Key` came with another request before.",
     "421": "`Host` names none of the hosts that the server answers to: `--allowed-hosts`.",
     "429": "Too much is waiting; `Retry-After` says when to come again.",
     "500": "The server failed; the request id finds the cause in its log.",
     "503": "Loading, shutting down, or without the engine or another process that is needed.",
 }
+# Of requests that may be sent again, and are answered once.
+_IDENTIFIED = (
+    (
+        "Idempotency-Key",
+        "Names the request, which then outlives its connection; the same key gets the same answer.",
+        255,
+    ),
+    ("Last-Event-ID", "With `Idempotency-Key`: the `id` of the last event that has been read of its stream.", 64),
+)
 _ALWAYS = ("401", "500", "503")
 _WITH_BODY = ("400", "404", "408", "413", "415", "429", *_ALWAYS)
 
@@ -44,12 +55,13 @@ def documented(
     nested: tuple[type[BaseModel], ...] = (),
     also: dict[str, Any] | None = None,
     error: type = ErrorBody,
+    identified: bool = False,
 ) -> dict[str, Any]:
     """Arguments for a route with the types of its `body` and its `answer`, and of the `chunk`s of its stream.
 
     A chunk has the answer's type unless another is given. `refusals` are the statuses with an error object, `nested`
     the models that the body's schema names beside its own, `also` other answers by status, and `error` what refusals
-    answer.
+    answer. `identified` requests may name themselves.
     """
     answers = {"200": answer, **(also or {})}
     _answer_types.extend([*answers.values(), error, *([chunk] if chunk is not None else [])])
@@ -60,9 +72,20 @@ def documented(
     if stream:
         responses["200"]["content"]["text/event-stream"] = {"schema": _event(chunk or answer, error)}
     own = refusals if refusals is not None else _WITH_BODY if body is not None else _ALWAYS
-    for status in sorted({*own, "421"}):
+    for status in sorted({*own, "421", *(("409", "422") if identified else ())}):
         responses[status] = {"description": _REFUSALS[status], "content": {_JSON: {"schema": _ref(error)}}}
     extra: dict[str, Any] = {"responses": responses}
+    if identified:
+        extra["parameters"] = [
+            {
+                "name": name,
+                "in": "header",
+                "required": False,
+                "description": text,
+                "schema": {"type": "string", "pattern": f"^[!-~]{{1,{longest}}}$"},
+            }
+            for name, text, longest in _IDENTIFIED
+        ]
     if body is not None:
         _request_models.extend([body, *nested])
         extra["requestBody"] = {"required": True, "content": {_JSON: {"schema": _ref(body)}}}
@@ -85,7 +108,8 @@ def _document(app: FastAPI) -> dict[str, Any]:
     for operations in whole["paths"].values():
         for operation in operations.values():
             # Routes answer with responses of their own, and FastAPI's checks of its parameters never refuse any.
-            operation["responses"].pop("422", None)
+            if "HTTPValidationError" in str(operation["responses"].get("422")):
+                del operation["responses"]["422"]
     _, bodies = models_json_schema(
         [(model, "validation") for model in dict.fromkeys(_request_models)], ref_template=_REF.format("{model}")
     )

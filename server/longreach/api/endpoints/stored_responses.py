@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from longreach.api.documentation.openapi import documented
+from longreach.api.http.event_record import EventRecord
 from longreach.api.http.request_log import RequestRecord
 from longreach.api.http.respond import json_response, long_json_response
 from longreach.api.responses.answer_response import stream_of
@@ -43,15 +44,15 @@ async def retrieve_response(
     service, record = _of(request)
     found = await _require(service, record, response_id)
     if stream:
-        run = service.background.recorded(record.owner, response_id)
-        if run is None:
+        events = service.background.events(record.owner, response_id)
+        if events is None:
             raise InvalidRequestError(
                 "`stream`: the events of this response are not kept. Those of a background response that was created "
                 "with `stream: true` are, while it is made and for a while after.",
                 param="stream",
                 code="unsupported_value",
             )
-        return stream_of(run, record, service, 0 if starting_after is None else starting_after + 1)
+        return stream_of(events, record, service, _first(request, events, starting_after))
     if starting_after is not None:
         raise InvalidRequestError(
             "`starting_after` is only allowed with `stream=true`.", param="starting_after", code="invalid_value"
@@ -112,6 +113,19 @@ async def list_input_items(
     first, last = (page[0]["id"], page[-1]["id"]) if page else (None, None)
     listed = InputItemList(page, first, last, len(items) > start + limit)
     return await long_json_response(listed, service.writing, record.caller)
+
+
+def _first(request: Request, events: EventRecord, starting_after: int | None) -> int | None:
+    """The number of the first event that is wanted. A browser's `EventSource` that connects again repeats the URL, and
+    names the last event that it has got in a header."""
+    last = request.headers.get("last-event-id")
+    if last is None:
+        return None if starting_after is None else starting_after + 1
+    if (first := events.after(last)) is None:
+        raise InvalidRequestError(
+            f"`Last-Event-ID`: no event of this response has the id {quoted(last)}.", code="invalid_value"
+        )
+    return first
 
 
 def _of(request: Request) -> tuple[Service, RequestRecord]:

@@ -7,15 +7,14 @@ import contextlib
 import logging
 from dataclasses import replace
 
-from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Message
 
 from longreach.api.generation.answer import answer
 from longreach.api.generation.choices import RunningAnswers, run_answers
 from longreach.api.generation.plan_answers import plan_compared
 from longreach.api.generation.prepare_chat import PreparedChat
 from longreach.api.http.error_answers import as_api_error
+from longreach.api.http.event_record import EventRecord
 from longreach.api.http.race import race
 from longreach.api.http.request_log import RequestRecord
 from longreach.api.http.respond import long_json_response
@@ -34,6 +33,7 @@ log = logging.getLogger("longreach.requests")
 
 # Of types of tools, in a header and in the log; the response names all of them.
 _MOST_NAMED = 16
+_CURE = "read the response"
 LEFT_OUT_HEADER = "x-longreach-tools-left-out"
 
 
@@ -79,7 +79,8 @@ async def answer_response(call: Call[ResponseRequest]) -> Response:
 async def _in_background(call: Call[ResponseRequest], prepared: PreparedChat, given: list[Item]) -> Response:
     """Begin a response that goes on without its caller, and tell of it."""
     service, owner = call.service, call.record.owner
-    own = _detached(call)
+    own = call.detached()
+    own = replace(own, body=own.body.model_copy(update={"input": []}))  # which has been read
     builder = ResponseBuilder(own, prepared.reader(), lambda whole: service.kept.update(owner, whole))
     prompt_tokens = sum(map(len, prepared.spec.prompts))
     for record in (call.record, own.record):
@@ -95,31 +96,20 @@ async def _in_background(call: Call[ResponseRequest], prepared: PreparedChat, gi
                 code="invalid_value",
             )
         undo.pop_all()  # from here on the run gives its places back
-    run = BackgroundRun(builder.id, owner, builder.object, recorded=call.body.stream)
+    events = EventRecord(service.events, _CURE) if call.body.stream else None
+    run = BackgroundRun(builder.id, owner, builder.object, events)
     service.background.start(run, _run(own, builder, answers, run))
-    if call.body.stream:
-        return stream_of(run, call.record, service, 0)
+    if events is not None:
+        return stream_of(events, call.record, service)
     call.record.finished("background")
     return await long_json_response(first, service.writing, call.record.caller)
 
 
-def stream_of(run: BackgroundRun, record: RequestRecord, service: Service, first: int) -> Response:
+def stream_of(events: EventRecord, record: RequestRecord, service: Service, first: int | None = None) -> Response:
     """The events of a background response from the number `first` on, for the request of `record`."""
     keep_alive = service.settings.keep_alive_seconds
-    return EventStream(run.follow(first), record, keep_alive, service.until_cut, lambda: "background")
-
-
-def _detached(call: Call[ResponseRequest]) -> Call[ResponseRequest]:
-    """The call without its connection and without its input, which has been read."""
-    given = call.record
-    record = RequestRecord(given.request_id, given.method, given.path, given.address)
-    record.authenticated(given.key)
-
-    async def receive() -> Message:
-        return await asyncio.get_running_loop().create_future()  # nobody is there to leave
-
-    body = call.body.model_copy(update={"input": []})
-    return replace(call, body=body, record=record, request=Request(call.request.scope, receive))
+    followed = events.follow(first)
+    return EventStream(followed, record, keep_alive, service.until_cut, lambda: "background", source=events)
 
 
 async def _run(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 from starlette.requests import Request
+from starlette.types import Message
 
 from longreach.api.http.race import race, until_gone
 from longreach.api.http.request_log import RequestRecord
@@ -35,6 +37,14 @@ class Call(Generic[M_co]):
     engine: LastingEngine
     tokenizer: Tokenizer
 
+    def detached(self) -> Call[M_co]:
+        """The call without its connection, which nobody leaves; it has a record of its own."""
+        given = self.record
+        record = RequestRecord(given.request_id, given.method, given.path, given.address, given.started)
+        record.authenticated(given.key)
+        record.asked_by(given.asker)
+        return replace(self, record=record, request=Request(self.request.scope, _never))
+
     async def attend(self, work: Coroutine[Any, Any, T]) -> T:
         """The result of `work`, which is cancelled when the caller goes away or the server has to end.
 
@@ -43,3 +53,7 @@ class Call(Generic[M_co]):
             UnavailableError: the server has to end.
         """
         return await race(work, until_gone(self.request.receive), self.service.until_cut())
+
+
+async def _never() -> Message:
+    return await asyncio.get_running_loop().create_future()

@@ -15,11 +15,13 @@ import msgspec
 
 from longreach import gguf_source, hub
 from longreach.api.http.auth import ApiKeys
+from longreach.api.http.event_record import EventMemory
 from longreach.api.service.background import BackgroundRuns
 from longreach.api.service.chat_prompt import Chat
 from longreach.api.service.engine_protocol import StartedEngine, StartEngine
 from longreach.api.service.grammar_check import Kind
 from longreach.api.service.grammar_compiler import GrammarCompiler
+from longreach.api.service.identified import IdentifiedRuns
 from longreach.api.service.kept_responses import KeptResponses
 from longreach.api.service.mask_pictures import MaskPictures
 from longreach.api.service.metered_engine import MeteredEngine
@@ -96,6 +98,8 @@ class Service:
         self.masks = MaskPictures()
         self.kept = KeptResponses(settings)
         self.background = BackgroundRuns()
+        self.events = EventMemory()
+        self.identified = IdentifiedRuns(settings.detached_seconds, self.events)
         self.recent_prompts = RecentPrompts()
         # Bodies and templates, which take milliseconds, do not wait behind the texts that are encoded.
         self.reading = WorkPool("reading", _READING_THREADS)
@@ -315,6 +319,7 @@ class Service:
     async def stop(self) -> None:
         """Stop the engine, if it was ever started, and whatever else was."""
         await self.background.stop()
+        await self.identified.stop()
         await self.kept.stop()
         self.masks.stop()
         self.reading.close()
