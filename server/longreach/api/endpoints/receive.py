@@ -9,6 +9,7 @@ from starlette.requests import Request
 from longreach.api.http.body import read_json
 from longreach.api.http.request_log import RequestRecord
 from longreach.api.schema.requests.harmless import asker
+from longreach.api.schema.requests.responses import ResponseRequest
 from longreach.api.schema.requests.tokenize import DetokenizeRequest
 from longreach.api.service.call import Body, Call
 from longreach.api.service.lasting_engine import LastingEngine
@@ -29,9 +30,10 @@ async def receive(request: Request, model: type[M]) -> Call[M]:
     engine, _ = service.require_ready()  # before a long body is read for nothing
     most_tokens = MAX_PROMPT_TOKENS if model is DetokenizeRequest else engine.info.max_model_len
     limit = service.settings.body_limit(engine.info.max_model_len)
-    body = await read_json(request, model, limit, most_tokens, service.reading, record.caller)
+    body, sent = await read_json(request, model, limit, most_tokens, service.reading, record.caller)
     record.asked_by(asker(body))
     if body.model is not None:
         service.require_model(body.model)
     engine, tokenizer = service.require_ready()
-    return Call(body, request, service, record, LastingEngine(engine, service.successor), tokenizer)
+    kept = bytes(sent) if isinstance(body, ResponseRequest) and body.background else b""
+    return Call(body, request, service, record, LastingEngine(engine, service.successor), tokenizer, kept)

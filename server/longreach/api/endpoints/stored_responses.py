@@ -15,16 +15,18 @@ from longreach.api.documentation.openapi import documented
 from longreach.api.http.event_record import EventRecord
 from longreach.api.http.request_log import RequestRecord
 from longreach.api.http.respond import json_response, long_json_response
-from longreach.api.responses.answer_response import stream_of
+from longreach.api.responses.in_background import stream_of
 from longreach.api.responses.kept_object import kept_object
 from longreach.api.schema.answers.responses import DeletedResponse, InputItemList, ResponseEvent, ResponseObject
 from longreach.api.service.service import Service
-from longreach.errors import HttpError, InvalidRequestError, quoted
+from longreach.api.service.unfinished import Unfinished
+from longreach.errors import HttpError, InvalidRequestError, UnavailableError, quoted
 
 router = APIRouter()
 
 _REFUSALS = ("400", "401", "404", "500", "503")
 _MOST_ITEMS = 100
+_RETRY_SECONDS = 2
 Ids = Annotated[list[str] | None, Query(max_length=32)]
 
 
@@ -45,6 +47,10 @@ async def retrieve_response(
     found = await _require(service, record, response_id)
     if stream:
         events = service.background.events(record.owner, response_id)
+        if events is None and Unfinished(record.owner, response_id) in service.kept.waiting:
+            raise UnavailableError(
+                "This response is begun again once the model is loaded.", code="loading", retry_after=_RETRY_SECONDS
+            )
         if events is None:
             raise InvalidRequestError(
                 "`stream`: the events of this response are not kept. Those of a background response that was created "
@@ -77,7 +83,8 @@ async def delete_response(request: Request, response_id: str) -> Response:
 async def cancel_response(request: Request, response_id: str) -> Response:
     """End a background response; one that has ended already stays as it is."""
     service, record = _of(request)
-    await service.background.cancel(record.owner, response_id)
+    if not await service.kept.cancel_waiting(record.owner, response_id):
+        await service.background.cancel(record.owner, response_id)
     found = await _require(service, record, response_id)
     if not found["background"]:
         raise InvalidRequestError(

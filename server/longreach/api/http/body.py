@@ -24,8 +24,8 @@ _UTF_8 = {"utf-8", "utf8"}  # RFC 8259, section 8.1
 
 async def read_json(
     request: Request, model: type[M], limit: int, most_tokens: int, pool: WorkPool, caller: str = ""
-) -> M:
-    """Read at most `limit` bytes and make a `model` of them.
+) -> tuple[M, bytearray]:
+    """Read at most `limit` bytes and make a `model` of them; those bytes, too.
 
     A long body is decoded in a thread of `pool` by the types of its fields; see `schema.requests.typed_decoding`.
 
@@ -42,8 +42,8 @@ async def read_json(
         if len(body) > limit:
             raise BodyTooLargeError(limit)
     if len(body) <= _LONG_BYTES:
-        return parse(model, _loaded(body))
-    return await pool.call(_decoded, model, body, most_tokens, caller=caller, size=len(body))
+        return parse(model, _loaded(body)), body
+    return await pool.call(_decoded, model, body, most_tokens, caller=caller, size=len(body)), body
 
 
 def _decoded(model: type[M], body: bytearray, most_tokens: int) -> M:

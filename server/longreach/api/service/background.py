@@ -49,6 +49,7 @@ class BackgroundRuns:
 
     def __init__(self) -> None:
         self._running: dict[str, BackgroundRun] = {}
+        self._others: set[asyncio.Task[None]] = set()
         self._ended: OrderedDict[str, tuple[BackgroundRun, EventRecord]] = OrderedDict()
 
     def start(self, run: BackgroundRun, work: Coroutine[Any, Any, None]) -> None:
@@ -56,6 +57,12 @@ class BackgroundRuns:
         self._running[run.id] = run
         run.task = asyncio.create_task(work, name=f"background {run.id}")
         run.task.add_done_callback(lambda task: self._over(run, task))
+
+    def attend(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do work that begins responses, until it has ended or `stop` ends it."""
+        task = asyncio.create_task(work, name="background")
+        self._others.add(task)
+        task.add_done_callback(self._others.discard)
 
     def running(self, owner: str, run_id: str) -> BackgroundRun | None:
         """A response that is being made."""
@@ -85,6 +92,10 @@ class BackgroundRuns:
 
     async def stop(self) -> None:
         """End all of them."""
+        others = [*self._others]
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
         tasks = [run.task for run in self._running.values() if run.task is not None]
         for run in self._running.values():
             run.cancel()

@@ -28,7 +28,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Call(Generic[M_co]):
-    """A received request, whose `body` has been checked, and what there is to answer it."""
+    """A received request, whose `body` has been checked, and what there is to answer it.
+
+    Attributes:
+        sent: the body as it came, of a request that may have to be begun again by another process.
+    """
 
     body: M_co
     request: Request
@@ -36,6 +40,7 @@ class Call(Generic[M_co]):
     record: RequestRecord
     engine: LastingEngine
     tokenizer: Tokenizer
+    sent: bytes = b""
 
     def detached(self) -> Call[M_co]:
         """The call without its connection, which nobody leaves; it has a record of its own."""
@@ -43,7 +48,7 @@ class Call(Generic[M_co]):
         record = RequestRecord(given.request_id, given.method, given.path, given.address, given.started)
         record.authenticated(given.key)
         record.asked_by(given.asker)
-        return replace(self, record=record, request=Request(self.request.scope, _never))
+        return replace(self, record=record, request=Request(self.request.scope, never))
 
     async def attend(self, work: Coroutine[Any, Any, T]) -> T:
         """The result of `work`, which is cancelled when the caller goes away or the server has to end.
@@ -55,5 +60,6 @@ class Call(Generic[M_co]):
         return await race(work, until_gone(self.request.receive), self.service.until_cut())
 
 
-async def _never() -> Message:
+async def never() -> Message:
+    """What is received of a connection that there is not (ASGI)."""
     return await asyncio.get_running_loop().create_future()

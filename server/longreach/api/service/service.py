@@ -89,6 +89,7 @@ class Service:
         self._engine_config = settings.engine_config()
         self._draining = False
         self._gave_up = False
+        self._stopping = False
         self._replaces = False  # whether an engine that dies is replaced
         self._changed = asyncio.Event()  # set, and replaced, with each engine and at the end of them
         self._engine: MeteredEngine | None = None
@@ -238,6 +239,11 @@ class Service:
         return Phase.READY if self._engine.responsive else Phase.STALLED
 
     @property
+    def leaves_unfinished(self) -> bool:
+        """Whether the next server begins again what this one, which ends, does not finish in the background."""
+        return self.kept.lasts and (self._stopping or self.phase in (Phase.DRAINING, Phase.DEAD))
+
+    @property
     def open_requests(self) -> int:
         """HTTP requests whose answers have not ended."""
         return self._open_requests
@@ -318,6 +324,7 @@ class Service:
 
     async def stop(self) -> None:
         """Stop the engine, if it was ever started, and whatever else was."""
+        self._stopping = True
         await self.background.stop()
         await self.identified.stop()
         await self.kept.stop()

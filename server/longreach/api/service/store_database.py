@@ -14,7 +14,8 @@ import orjson
 
 from longreach.util import exact_json
 
-_VERSION = 2
+_VERSION = 3
+_READABLE = (2, 3)  # the former has no requests
 _TABLES = f"""
 PRAGMA auto_vacuum = INCREMENTAL;
 PRAGMA secure_delete = ON;
@@ -41,6 +42,11 @@ CREATE TABLE IF NOT EXISTS items (
     body BLOB NOT NULL,
     PRIMARY KEY (response, side, place)
 ) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS requests (
+    response INTEGER PRIMARY KEY REFERENCES responses ON DELETE CASCADE,
+    tries INTEGER NOT NULL,
+    body BLOB NOT NULL
+);
 CREATE INDEX IF NOT EXISTS by_id ON items (owner, id, response);
 PRAGMA user_version = {_VERSION};
 """
@@ -56,6 +62,21 @@ def file_error(error: Exception) -> StoreFileError:
         return StoreFileError("another server has it open")
     cure = "; without the file, the server makes a new one" if isinstance(error, sqlite3.DatabaseError) else ""
     return StoreFileError(f"{error}{cure}")
+
+
+def json_object(body: bytes) -> dict[str, Any]:
+    """The JSON object of a row.
+
+    Raises:
+        sqlite3.DatabaseError: it is not what was written.
+    """
+    try:
+        value = exact_json.loads(body)
+    except orjson.JSONDecodeError:
+        value = None
+    if not isinstance(value, dict):
+        raise sqlite3.DatabaseError("a row cannot be read; the file is damaged")
+    return value
 
 
 def loaded(body: bytes, member: str, left: str | None = None) -> dict[str, Any]:
@@ -154,7 +175,7 @@ def _connected(path: Path | None) -> sqlite3.Connection:
             db.execute("PRAGMA locking_mode = EXCLUSIVE")
             version = db.execute("PRAGMA user_version").fetchone()[0]
             tables = db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
-            if tables and version != _VERSION:
+            if tables and version not in _READABLE:
                 raise sqlite3.DatabaseError("it is no store of responses, or one of another version")
         db.executescript(_TABLES)
         if path is not None:
