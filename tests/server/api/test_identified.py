@@ -124,6 +124,21 @@ def test_callers_share_a_run_while_it_goes_on(server: LiveServer) -> None:
     assert len(server.engine.requests) == 1
 
 
+def test_each_reader_hears_how_far_the_run_is(server: LiveServer) -> None:
+    server.engine.hold_prefill = True
+    body = body_of("responses", input="The owl is here. " * 9, stream=True, stream_options={"progress_comments": True})
+    with server.connect(body, "/v1/responses", "Idempotency-Key: k\r\n") as first:
+        with server.connect(body, "/v1/responses", "Idempotency-Key: k\r\n") as second:
+            for sock in (first, second):
+                text = b""
+                while text.count(b"\n: prefill 8/") < 2:
+                    text += sock.recv(1 << 12)
+        server.engine.hold_prefill = False
+        while b"[DONE]" not in text:
+            text += first.recv(1 << 12)
+    assert len(server.engine.requests) == 1
+
+
 def test_a_key_is_good_for_one_request_of_its_owner(make_server: Callable[..., LiveServer]) -> None:
     with make_server(api_key="ann:secret-of-ann,bob:secret-of-bob") as server:
         server.http.headers["Authorization"] = "Bearer secret-of-ann"
