@@ -51,6 +51,7 @@ TIER_OF = {
     "tests/patches/test_footprint.py": "unit",
     "tests/patches/test_loader.py": "unit",
     "tests/server/api/test_call_schema.py": "unit",
+    "tests/server/api/test_lasting_engine.py": "unit",
     "tests/server/api/test_multipart.py": "unit",
     "tests/server/api/test_recent_prompts.py": "unit",
     "tests/server/api/test_response_store.py": "unit",

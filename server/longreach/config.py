@@ -222,6 +222,12 @@ class Settings(BaseSettings):
     keep_alive_seconds: Real = Field(
         5.0, ge=0.01, le=300, description="A stream that is silent for so long gets a line of one blank, or a comment."
     )
+    detached_seconds: Real = Field(
+        600.0,
+        ge=0,
+        le=86400,
+        description="How long a request with an Idempotency-Key goes on without its caller, and its answer is held.",
+    )
     reasoning_field: Literal["reasoning_content", "reasoning", "both"] = Field(
         "reasoning_content",
         description="Where chats tell reasoning: reasoning_content, reasoning (vLLM's newer name), or both.",

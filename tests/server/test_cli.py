@@ -28,6 +28,7 @@ FLAGS = [
     "--chat-template",
     "--context-parallel-size",
     "--cuda-graphs",
+    "--detached-seconds",
     "--device",
     "--documents",
     "--documents-bytes",

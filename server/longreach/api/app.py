@@ -20,6 +20,7 @@ from longreach.api.endpoints import (
     documents,
     estimate,
     files,
+    identified_requests,
     messages,
     playground,
     responses,
@@ -27,6 +28,7 @@ from longreach.api.endpoints import (
     stored_responses,
     tokenize,
 )
+from longreach.api.endpoints.answer_once import REPLAYED_HEADER
 from longreach.api.http import error_answers
 from longreach.api.http.auth import OPEN_PATHS
 from longreach.api.http.body import HeldBody
@@ -55,8 +57,8 @@ def create_app(service: Service) -> FastAPI:
         telemetry={"auto_configure": True, "metrics": False, "logs": False, "exclude": _is_quiet},
     )
     app.state.service = service
-    chats = (completions, chat, responses, stored_responses, messages)
-    routed = (*chats, documents, files, estimate, tokenize, attention_policies, status)
+    generating = (completions, chat, responses, stored_responses, messages, identified_requests)
+    routed = (*generating, documents, files, estimate, tokenize, attention_policies, status)
     for module in (*routed, reference):
         app.include_router(module.router)
     page = playground.page_files() if service.settings.playground else {}
@@ -83,7 +85,14 @@ def cors_options(allowed_origins: str) -> dict[str, Any]:
         "allow_methods": ["GET", "HEAD", "POST", "DELETE"],
         # Clients put headers of their own on requests (x-stainless-os, anthropic-version); none of them opens anything.
         "allow_headers": ["*"],
-        "expose_headers": ["request-id", "retry-after", "x-request-id", "x-should-retry", LEFT_OUT_HEADER],
+        "expose_headers": [
+            "request-id",
+            "retry-after",
+            "x-request-id",
+            "x-should-retry",
+            LEFT_OUT_HEADER,
+            REPLAYED_HEADER,
+        ],
     }
 
 

@@ -23,6 +23,7 @@ from longreach import __version__
 from longreach.api.app import create_app
 from longreach.api.http.connection_limits import IDLE_SECONDS, ConnectionLimits, LimitedProtocol
 from longreach.api.http.listener import Listener
+from longreach.api.responses.in_background import begin_again
 from longreach.api.service.engine_protocol import StartEngine
 from longreach.api.service.first_request import first_request
 from longreach.api.service.output_pipe import LOG_FORMAT, unblocked_output
@@ -93,7 +94,12 @@ async def _live(
     service: Service, start_engine: StartEngine, stop: asyncio.Event, hurry: asyncio.Event, url: str
 ) -> int:
     """Load, serve, and drain; the exit status."""
-    running = asyncio.create_task(keep_running(service, start_engine, lambda: _announce(service, url)), name="running")
+
+    def ready() -> None:
+        _announce(service, url)
+        service.background.attend(begin_again(service))
+
+    running = asyncio.create_task(keep_running(service, start_engine, ready), name="running")
     ended = asyncio.Event()
     running.add_done_callback(lambda _: ended.set())
     await wait_any(ended, stop)

@@ -155,17 +155,21 @@ class Admission:
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._entries
 
-    def enter(self, places: Mapping[str, Place], visible: Visible | None = None, caller: str = "") -> None:
+    def enter(
+        self, places: Mapping[str, Place], visible: Visible | None = None, caller: str = "", *, again: bool = False
+    ) -> None:
         """Let requests of one `caller` wait, by their ids: all of them or none. An empty queue takes any one prompt.
 
-        `visible` is what their attention policy lets a query see.
+        `visible` is what their attention policy lets a query see. Those that an engine before this one had taken come
+        `again`: there is room for them.
 
         Raises:
             QueueFullError: they may not; says after how many seconds all prompts that are here should have been read.
         """
         readers = {name: (place.copy_of if self._shares_prompts else None) or name for name, place in places.items()}
         lengths = {name: places[name].prompt_tokens for name, reader in readers.items() if name == reader}
-        self._check(caller, len(places), [*lengths.values()])
+        if not again:
+            self._check(caller, len(places), [*lengths.values()])
         prompts = {name: _Prompt(tokens, visible) for name, tokens in lengths.items()}
         for name, reader in readers.items():
             assert name not in self._entries, f"request id {name} is in use"

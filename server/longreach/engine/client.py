@@ -135,16 +135,24 @@ class EngineClient:
         """Prompt tokens that were sent to the engine, or are about to be, and are not computed yet."""
         return self._admission.unread_tokens
 
-    def admit(self, places: Mapping[str, Place], attention: AttentionPolicy = DENSE, caller: str = "") -> None:
+    def admit(
+        self,
+        places: Mapping[str, Place],
+        attention: AttentionPolicy = DENSE,
+        caller: str = "",
+        *,
+        again: bool = False,
+    ) -> None:
         """Take a place in the queue for each request, by its id: for all of them or for none. They are of one caller
-        and of one attention policy.
+        and of one attention policy. Those that an engine before this one had taken come `again`, and find room.
 
         Whoever admits requests gives their places back by `release`, at the end of each or of all of them.
 
         Raises:
             QueueFullError: too much is waiting.
         """
-        self._admission.enter(places, attention.visible().beside_dense(self.info.dense_share), caller)
+        visible = attention.visible().beside_dense(self.info.dense_share)
+        self._admission.enter(places, visible, caller, again=again)
 
     def release(self, request_ids: Iterable[str]) -> None:
         """Give back the places of requests, as far as they still have any."""

@@ -116,6 +116,11 @@ class Engine:
             if self._policies is not None:
                 self._policies.check(spec)
             request.constraint = constraint
+            if constraint is not None:
+                for token in spec.drawn:
+                    constraint.accept(token)
+                if (error := constraint.error) is not None:
+                    return Failed(request_id=spec.request_id, kind="grammar", message=error)
             self.scheduler.add(request)
         except ValueError as error:
             return Failed(request_id=spec.request_id, kind="invalid", message=str(error))

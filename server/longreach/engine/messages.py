@@ -126,7 +126,8 @@ class Generate(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     the answer's and the prompt's tokens, with so many of the likeliest at each place. All of its tokens are computed
     under its `attention` policy, and pages are shared only with requests of the same. The prompt of a
     `flexible` request is read after all others, and no step is shortened for its answer. Callers take turns where
-    grammars are compiled; `caller` says whose the request is.
+    grammars are compiled; `caller` says whose the request is. `drawn` are tokens of its answer that an engine which
+    died has told: the answer goes on behind them as that of a preempted request does, and they are not told again.
     """
 
     request_id: str
@@ -144,6 +145,7 @@ class Generate(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     prompt_logprobs: int | None = None
     attention: AttentionPolicy = DENSE
     caller: str = ""
+    drawn: list[int] = []
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):

@@ -31,12 +31,13 @@ class DatabaseFile:
         tables: statements that make the tables where there are none.
         version: of the tables; another one's file is refused.
         what: what the file keeps, for messages.
+        readable: older versions, to whose files `tables` adds what they lack.
 
     Raises:
         StoreFileError: the file is not of this kind, is another server's, or cannot be opened.
     """
 
-    def __init__(self, path: Path | None, tables: str, version: int, what: str) -> None:
+    def __init__(self, path: Path | None, tables: str, version: int, what: str, readable: tuple[int, ...] = ()) -> None:
         self._path = path
         self._file: tuple[int, int] | None = None
         try:
@@ -44,7 +45,7 @@ class DatabaseFile:
                 # Nobody but the server's user may read prompts; SQLite gives its other files the same mode.
                 os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
                 self._file = _identity(path)
-            self._db = _connected(path, tables, version, what)
+            self._db = _connected(path, tables, version, what, (version, *readable))
         except (sqlite3.Error, OSError) as error:
             raise file_error(error) from None
 
@@ -93,7 +94,9 @@ def _identity(path: Path) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
-def _connected(path: Path | None, tables: str, version: int, what: str) -> sqlite3.Connection:
+def _connected(
+    path: Path | None, tables: str, version: int, what: str, readable: tuple[int, ...]
+) -> sqlite3.Connection:
     # The store belongs to one worker thread, which need not be the one that opened it.
     db = sqlite3.connect(":memory:" if path is None else path, timeout=0, isolation_level=None, check_same_thread=False)
     try:
@@ -101,7 +104,7 @@ def _connected(path: Path | None, tables: str, version: int, what: str) -> sqlit
             db.execute("PRAGMA locking_mode = EXCLUSIVE")
             found = db.execute("PRAGMA user_version").fetchone()[0]
             others = db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
-            if others and found != version:
+            if others and found not in readable:
                 raise sqlite3.DatabaseError(f"it is no store of {what}, or one of another version")
         db.executescript(f"{tables}\nPRAGMA user_version = {version};")
         if path is not None:

@@ -107,11 +107,11 @@ class LiveServer:
         """POST a completion as plain JSON."""
         return self.http.post("/v1/completions", json={"model": MODEL, "prompt": "The owl", **fields})
 
-    def connect(self, body: bytes, path: str = "/v1/completions") -> socket.socket:
-        """A raw socket on which a request with `body` has been sent."""
+    def connect(self, body: bytes, path: str = "/v1/completions", headers: str = "") -> socket.socket:
+        """A raw socket on which a request with `body` has been sent; each of `headers` ends in CR LF."""
         head = (
             f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-            f"Content-Length: {len(body)}\r\n\r\n"
+            f"{headers}Content-Length: {len(body)}\r\n\r\n"
         )
         sock = socket.create_connection(("127.0.0.1", self.port), timeout=20)
         sock.sendall(head.encode() + body)

@@ -116,11 +116,18 @@ class EchoEngine:
         """As `EngineClient.unread_tokens`; it reads prompts at once."""
         return 0
 
-    def admit(self, places: Mapping[str, Place], attention: AttentionPolicy = DENSE, caller: str = "") -> None:
+    def admit(
+        self,
+        places: Mapping[str, Place],
+        attention: AttentionPolicy = DENSE,
+        caller: str = "",
+        *,
+        again: bool = False,
+    ) -> None:
         """As `EngineClient.admit`; there is room for what the ledger has room for, or for nothing more."""
         if self.full is not None:
             raise self.full
-        self.admission.enter(places, caller=caller)
+        self.admission.enter(places, caller=caller, again=again)
         self.places |= places.keys()
         self.callers.append(caller)
 
@@ -207,6 +214,8 @@ class EchoEngine:
         )
         burst: list[int] = []
         for count, token in enumerate(tokens, start=1):
+            if count <= len(request.drawn):
+                continue
             await self._while(lambda done=count: self.hold_decode_after is not None and done > self.hold_decode_after)
             if self.failure is not None:
                 raise self.failure

@@ -3,7 +3,7 @@
 Scenarios: `ok`; `slow_load` (never becomes ready); `bad_load`; `stuck` (no request ends by itself). In the others the
 first engine is stuck, too, and dies when two requests have been running for a moment: `dies_once` (the next is sound),
 `short_once` (so is the next, after a shortage of descriptors), `never_again` (no other can start), `dies` (the next
-ones die when they have just started).
+ones are stuck, too, and die when they have just started).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ async def main(model: str, port: str, scenario: str, *settings: str) -> int:
         if scenario == "short_once" and number == 2:
             raise not_started("the engine process", OSError(errno.EMFILE, "Too many open files"))
         engine = EchoEngine()
-        if number == 1 and scenario in ("stuck", *DYING):
+        if scenario == "dies" or (number == 1 and scenario in ("stuck", *DYING)):
             engine.hold_decode_after = 2
         if scenario == "dies" or (number == 1 and scenario in DYING):
             dying = asyncio.create_task(die(engine, when_running=2 if number == 1 else 0))

@@ -68,6 +68,8 @@ OPERATIONS = [
     "GET /v1/files/{file_id}",
     "GET /v1/files/{file_id}/content",
     "DELETE /v1/files/{file_id}",
+    "GET /v1/requests/{key}",
+    "DELETE /v1/requests/{key}",
     "POST /tokenize",
     "POST /detokenize",
     "GET /tokenizer_info",
@@ -119,7 +121,10 @@ def test_every_operation_is_documented_with_its_body_and_answers(live: LiveServe
     )
     described = [p for p in schemas["ChatRequest"]["properties"].values() if "description" in p]
     assert len(described) > 30
-    assert all("422" not in operation["responses"] for methods in paths.values() for operation in methods.values())
+    # FastAPI's own 422 is none of ours.
+    refusing = {path for path, methods in paths.items() for one in methods.values() if "422" in one["responses"]}
+    assert refusing == {f"/v1/{name}" for name in ("completions", "chat/completions", "responses", "messages")}
+    assert "HTTPValidationError" not in json.dumps(document(live))
 
 
 def test_every_reference_resolves(live: LiveServer | EmbeddedServer) -> None:
@@ -172,7 +177,7 @@ EXCLUSIVE = {
     "thread",
     *("document", "token_ids", "use"),
 }
-ANY = {200, 201, 400, 404, 413, 415}
+ANY = {200, 201, 400, 404, 409, 413, 415, 422}
 # Short enough for the soak's context of 96 tokens, whatever bytes the characters have.
 SIMPLE: dict[str, Any] = {
     "prompt": {"type": "string", "minLength": 1, "maxLength": 16},
@@ -197,6 +202,7 @@ def _passes(
     if content[0] == "multipart/form-data" or "anyOf" in content[1]["schema"]:
         return  # a file of any bytes is no text; and what is simple differs from body to body
     plain = copy.deepcopy(whole)
+    plain["paths"][next(iter(plain["paths"]))][method.lower()].pop("parameters", None)  # a key is good for one body
     for schema in (s for name, s in plain["components"]["schemas"].items() if name.endswith("Request")):
         for name in EXCLUSIVE & schema.get("properties", {}).keys():
             if name not in schema.get("required", []):

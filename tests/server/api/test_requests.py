@@ -135,7 +135,7 @@ def test_a_long_body_is_read_while_the_event_loop_turns() -> None:
         scope = {"type": "http", "headers": [(b"content-type", b"application/json")]}
         ticking = asyncio.create_task(tick())
         pool = WorkPool("reading", 1)
-        parsed = await read_json(Request(scope, receive), CompletionRequest, len(body), 2_000_000, pool)
+        parsed, _ = await read_json(Request(scope, receive), CompletionRequest, len(body), 2_000_000, pool)
         ticking.cancel()
         assert len(parsed.prompt[0]) == 1_000_000
 

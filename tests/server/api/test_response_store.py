@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sqlite3
 import stat
@@ -263,6 +264,49 @@ def test_what_was_running_has_failed_after_a_restart(tmp_path: Path) -> None:
     smaller = ResponseStore(path, 1, DAY)
     assert smaller.used_bytes == 0
     smaller.close()
+
+
+def test_what_was_running_can_be_begun_again_a_few_times(tmp_path: Path) -> None:
+    path = tmp_path / "responses.db"
+    store = ResponseStore(path, 2**20, DAY)
+    request = b'{"model":"m","seed":12345678901234567890123}'
+    for name, status in (("a", "queued"), ("b", "in_progress"), ("c", "in_progress")):
+        store.put("ann", body(name, status), [item(f"i{name}")], [], None, request)
+    size = store.used_bytes
+    store.update("ann", body("c"), [])
+    assert size - store.used_bytes >= len(request)
+    for tries in (2, 3):
+        store.close()
+        store = ResponseStore(path, 2**20, DAY)
+        assert store.unfinished == [("ann", "a"), ("ann", "b")]
+        begun = store.begin_again("ann", "a")
+        assert begun is not None
+        assert (begun.tries, begun.request, begun.given) == (tries, json.loads(request), [item("ia")])
+        assert store.begin_again("bob", "a") is None
+        assert store.begin_again("ann", "c") is None
+    assert store.end_unfinished("ann", "b", "cancelled", None)
+    store.close()
+    store = ResponseStore(path, 2**20, DAY)
+    assert store.unfinished == []
+    found = {name: kept.body["status"] for name in "abc" if (kept := store.get("ann", name)) is not None}
+    assert found == {"a": "failed", "b": "cancelled", "c": "completed"}
+    assert store.delete("ann", "a")
+    assert store.delete("ann", "b")
+    assert store.delete("ann", "c")
+    assert store.used_bytes == 0
+    store.close()
+
+
+def test_a_file_of_the_version_before_is_read(tmp_path: Path) -> None:
+    store = ResponseStore(tmp_path / "old.db", 2**20, DAY)
+    store.put("ann", body("a"), [item("i")], [], None)
+    store._db.execute("DROP TABLE requests")
+    store._db.execute("PRAGMA user_version = 2")
+    store.close()
+    store = ResponseStore(tmp_path / "old.db", 2**20, DAY)
+    assert store.get("ann", "a") is not None
+    assert store.put("ann", body("b", "queued"), [item("i")], [], None, b"{}")
+    store.close()
 
 
 def test_prompts_are_for_nobody_elses_eyes_and_gone_when_deleted(tmp_path: Path) -> None:

@@ -120,7 +120,7 @@ def test_a_failure_is_the_responses(chat: LiveServer) -> None:
     assert "secret" not in json.dumps(failed)
     body = {"model": MODEL, "input": "Hello", "background": True, "stream": True}
     *_, last, _ = chat.http.post("/v1/responses", json=body).text.strip().split("\n\n")
-    assert last.startswith("event: response.failed")
+    assert "\nevent: response.failed\n" in last
 
 
 def test_what_is_wrong_is_told_at_once(chat: LiveServer) -> None:
@@ -181,7 +181,7 @@ def test_a_server_that_ends_lets_it_finish_or_fails_it(make_server: Callable[...
 def test_old_events_of_a_long_response_are_dropped_and_not_skipped(
     chat: LiveServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("longreach.api.service.background._RUN_BYTES", 3000)
+    monkeypatch.setattr("longreach.api.http.event_record._RECORD_BYTES", 3000)
     body = {"model": MODEL, "input": "Hello", "background": True, "stream": True}
     text = chat.http.post("/v1/responses", json=body).text
     name = json.loads(text.partition("data: ")[2].partition("\n")[0])["response"]["id"]
@@ -190,9 +190,9 @@ def test_old_events_of_a_long_response_are_dropped_and_not_skipped(
         json.loads(chat.http.get(path).text.partition("data: ")[2].partition("\n")[0])["error"]["code"]
         == "events_dropped"
     )
-    run = chat.service.background.recorded("", name)
+    run = chat.service.background.events("", name)
     assert run is not None
     assert 0 < run.num_bytes <= 3000
     rest = chat.http.get(f"{path}&starting_after={run.first - 1}").text
-    assert rest.startswith("event: ")
+    assert rest.startswith(f"id: {run.first}\nevent: ")
     assert "event: response.completed" in rest

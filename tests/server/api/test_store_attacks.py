@@ -113,15 +113,16 @@ def test_a_store_that_fails_in_the_midst_of_a_background_response_leaves_an_end(
     assert not filed.engine.places
 
 
-def test_a_server_that_is_killed_leaves_an_end(filed: LiveServer, tmp_path: Path) -> None:
+def test_a_server_that_is_killed_leaves_what_the_next_begins_again(filed: LiveServer, tmp_path: Path) -> None:
     filed.engine.hold_decode_after = 0
     begun = ask(filed, background=True).json()
     eventually(lambda: bool(filed.engine.running))
     in_store(filed, lambda store: store._db.close())  # as the death of its process does
     store = ResponseStore(tmp_path / "responses.db", 2**20, 86400.0)
+    assert store.unfinished == [("", begun["id"])]
     kept = store.get("", begun["id"])
     assert kept is not None
-    assert (kept.body["status"], kept.body["error"]["code"]) == ("failed", "server_error")
+    assert (kept.body["status"], kept.body["error"]) == ("queued", None)
     store.close()
     filed.http.post(f"/v1/responses/{begun['id']}/cancel")
     eventually(lambda: filed.idle)

@@ -131,7 +131,7 @@ def test_a_preempted_request_goes_on_with_the_same_answer(model_dir: Path, prefi
     assert any(request.preempted for request in requests), "there was room for all"
 
 
-class _Countdown:
+class Countdown:
     """A grammar of exactly `length` tokens, of the even ids; it breaks down where `fails`."""
 
     def __init__(self, length: int, fails: bool = False) -> None:
@@ -154,7 +154,7 @@ def test_an_answer_follows_its_grammar_to_the_end_or_to_its_error(model_dir: Pat
     engine, _ = build(model_dir)
     engine._runner.overlaps = overlaps
     for name, grammar in (("even", "good"), ("stuck", "bad"), ("free", None)):
-        constraint = None if grammar is None else _Countdown(5, fails=grammar == "bad")
+        constraint = None if grammar is None else Countdown(5, fails=grammar == "bad")
         engine.submit(spec(name, ids(30, seed=1), 1.0, grammar=grammar, speculate=4), constraint)
     tokens, updates, failures = drain(engine)
     assert len(tokens["even"]) == 5

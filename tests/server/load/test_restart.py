@@ -6,7 +6,7 @@ import json
 import time
 import urllib.request
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from longreach.config import EMBEDDED_MODEL_NAME
@@ -59,3 +59,37 @@ def test_a_document_is_there_after_a_server_was_killed(tmp_path: Path) -> None:
     assert again.cached >= 0.99 * first.tokens
     # What the disk is for: an order of magnitude is a test's business, seconds are a benchmark's.
     assert again.seconds < 0.25 * first.seconds
+
+
+def test_a_background_response_outlives_both_processes(tmp_path: Path) -> None:
+    """Both are killed while its prompt is read: it is begun again, and goes on behind the pages on disk."""
+    flags = ("--kv-disk", str(tmp_path / "kv"), "--kv-disk-bytes", "1GiB", "--kv-offload-bytes", "256MiB")
+    flags += ("--responses-store", str(tmp_path / "responses.db"), "--max-batched-tokens", "128")
+    asked = {"model": EMBEDDED_MODEL_NAME, "input": DOCUMENT[:10_000], "max_output_tokens": 8, "temperature": 0}
+    with ServerProcess(*flags) as server:
+        server.until_ready()
+        begun = call(server, "", {**asked, "background": True})
+        eventually(lambda: server.total("longreach:kv_disk_written_bytes_total") > 0, 60, "something is on disk")
+        assert call(server, f"/{begun['id']}")["status"] == "in_progress"
+    with ServerProcess(*flags) as server:
+        server.until_ready()
+        eventually(lambda: call(server, f"/{begun['id']}")["status"] == "completed", 60, "it is completed")
+        again = call(server, f"/{begun['id']}")
+        plain = call(server, "", {**asked, "store": False})
+    assert again["usage"]["input_tokens_details"]["cached_tokens"] >= 128
+    assert texts(again) == texts(plain)
+
+
+def call(server: ServerProcess, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+    """A response that is created, or read."""
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{server.port}/v1/responses{path}",
+        None if body is None else json.dumps(body).encode(),
+        {"Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=60) as response:
+        return json.load(response)
+
+
+def texts(response: dict[str, Any]) -> list[str]:
+    return [part["text"] for item in response["output"] for part in item["content"]]

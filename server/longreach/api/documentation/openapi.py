@@ -20,15 +20,26 @@ _REFUSALS = {
     "401": "The request has no key of this server, which asks for one.",
     "404": "There is no such model or document.",
     "408": "The body did not arrive within `--body-timeout`.",
-    "409": "The document that the prompt is to begin with is still being uploaded.",
+    "409": "The prompt's document is still being uploaded; or what follows the event that `Last-Event-ID` names is not "
+    "held, or the request has been ended.",
     "413": "The body is longer than `--max-body-bytes`, or a document than may be kept.",
     "415": "The body is not declared as what it has to be.",
+    "422": "The `Idempotency-Key` came with another request before.",
     "421": "`Host` names none of the hosts that the server answers to: `--allowed-hosts`.",
     "429": "Too much is waiting; `Retry-After` says when to come again.",
     "500": "The server failed; the request id finds the cause in its log.",
     "503": "Loading, shutting down, or without the engine or another process that is needed.",
     "504": "The first token has not come by the request's `deadline_ms`.",
 }
+# Of requests that may be sent again, and are answered once.
+_IDENTIFIED = (
+    (
+        "Idempotency-Key",
+        "Names the request, which then outlives its connection; the same key gets the same answer.",
+        255,
+    ),
+    ("Last-Event-ID", "With `Idempotency-Key`: the `id` of the last event that has been read of its stream.", 64),
+)
 _ALWAYS = ("401", "500", "503")
 _WITH_BODY = ("400", "404", "408", "413", "415", "429", *_ALWAYS)
 
@@ -47,13 +58,14 @@ def documented(
     also: dict[str, Any] | None = None,
     error: type = ErrorBody,
     media_type: str = _JSON,
+    identified: bool = False,
 ) -> dict[str, Any]:
     """Arguments for a route with the types of its `body`, or of one of several, and its `answer`, and of the `chunk`s
     of its stream.
 
     A chunk has the answer's type unless another is given. `refusals` are the statuses with an error object, `nested`
     the models that the body's schema names beside its own, `also` other answers by status, `error` what refusals
-    answer, and `media_type` that of the body.
+    answer, and `media_type` that of the body. `identified` requests may name themselves.
     """
     bodies = () if body is None else body if isinstance(body, tuple) else (body,)
     answers = {"200": answer, **(also or {})}
@@ -68,9 +80,20 @@ def documented(
     own = (*own, "504") if stream else own
     if any("document" in one.model_fields for one in bodies):
         own = (*own, "409")
-    for status in sorted({*own, "421"}):
+    for status in sorted({*own, "421", *(("409", "422") if identified else ())}):
         responses[status] = {"description": _REFUSALS[status], "content": {_JSON: {"schema": _ref(error)}}}
     extra: dict[str, Any] = {"responses": responses}
+    if identified:
+        extra["parameters"] = [
+            {
+                "name": name,
+                "in": "header",
+                "required": False,
+                "description": text,
+                "schema": {"type": "string", "pattern": f"^[!-~]{{1,{longest}}}$"},
+            }
+            for name, text, longest in _IDENTIFIED
+        ]
     if bodies:
         _request_models.extend([*bodies, *nested])
         schema = _ref(bodies[0]) if len(bodies) == 1 else {"anyOf": [*map(_ref, bodies)]}
@@ -94,7 +117,8 @@ def _document(app: FastAPI) -> dict[str, Any]:
     for operations in whole["paths"].values():
         for operation in operations.values():
             # Routes answer with responses of their own, and FastAPI's checks of its parameters never refuse any.
-            operation["responses"].pop("422", None)
+            if "HTTPValidationError" in str(operation["responses"].get("422")):
+                del operation["responses"]["422"]
     _, bodies = models_json_schema(
         [(model, "validation") for model in dict.fromkeys(_request_models)], ref_template=_REF.format("{model}")
     )

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from longreach.api.documentation.openapi import documented
-from longreach.api.endpoints.receive import receive
+from longreach.api.endpoints.answer_once import answer_once
 from longreach.api.generation.answer import answer
 from longreach.api.generation.chat_answer import PartReader
 from longreach.api.generation.chat_builder import ChatBuilder
@@ -17,6 +17,7 @@ from longreach.api.generation.plan_answers import check_scored
 from longreach.api.generation.prepare_chat import prepare_chat
 from longreach.api.schema.answers.chat import ChatChunk, ChatCompletion
 from longreach.api.schema.requests.chat import ChatRequest
+from longreach.api.service.call import Call
 from longreach.policies.schemas import SCHEMAS
 from longreach.text.answer_reader import AnswerReader
 
@@ -24,11 +25,15 @@ router = APIRouter()
 
 
 @router.post(
-    "/v1/chat/completions", **documented(ChatRequest, ChatCompletion, stream=True, chunk=ChatChunk, nested=SCHEMAS)
+    "/v1/chat/completions",
+    **documented(ChatRequest, ChatCompletion, stream=True, identified=True, chunk=ChatChunk, nested=SCHEMAS),
 )
 async def create_chat_completion(request: Request) -> Response:
     """Answer the last message of a chat, in one answer or as a stream of events."""
-    call = await receive(request, ChatRequest)
+    return await answer_once(request, ChatRequest, _answer)
+
+
+async def _answer(call: Call[ChatRequest]) -> Response:
     body = call.body
     prepared = await prepare_chat(
         call,

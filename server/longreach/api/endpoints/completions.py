@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from longreach.api.documentation.openapi import documented
-from longreach.api.endpoints.receive import receive
+from longreach.api.endpoints.answer_once import answer_once
 from longreach.api.generation.answer import answer
 from longreach.api.generation.compare_prompts import PromptText
 from longreach.api.generation.completion_builder import CompletionBuilder, Echo
@@ -24,10 +24,15 @@ from longreach.text.prompt_places import Place, Span
 router = APIRouter()
 
 
-@router.post("/v1/completions", **documented(CompletionRequest, Completion, stream=True, nested=SCHEMAS))
+@router.post(
+    "/v1/completions", **documented(CompletionRequest, Completion, stream=True, identified=True, nested=SCHEMAS)
+)
 async def create_completion(request: Request) -> Response:
     """Continue one or several prompts, in one answer or as a stream of events."""
-    call = await receive(request, CompletionRequest)
+    return await answer_once(request, CompletionRequest, _complete)
+
+
+async def _complete(call: Call[CompletionRequest]) -> Response:
     body = call.body
     prompts = await prompts_of(call)
     of_echo = body.logprobs if body.echo else None

@@ -130,7 +130,7 @@ async def retrieve_document(request: Request, document_id: str) -> Response:
 async def change_document(request: Request, document_id: str) -> Response:
     """Change a document's name, its life or its pin."""
     service, record = _of(request)
-    body = await read_json(request, DocumentChange, _CHANGE_BYTES, 0, service.reading, record.caller)
+    body, _ = await read_json(request, DocumentChange, _CHANGE_BYTES, 0, service.reading, record.caller)
     document = await service.documents.get(record.owner, document_id)
     record.reads_document(document.id)
     given = {"name": body.name, "ttl": body.ttl_seconds, "pinned": body.pin}

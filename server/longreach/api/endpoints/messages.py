@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from longreach.api.documentation.openapi import documented
+from longreach.api.endpoints.answer_once import answer_once
 from longreach.api.endpoints.receive import receive
 from longreach.api.generation.answer import answer
 from longreach.api.generation.encode_prompts import encode_chat
@@ -19,6 +20,7 @@ from longreach.api.generation.prepare_chat import prepare_chat
 from longreach.api.http.respond import json_response
 from longreach.api.schema.answers.messages import AnthropicErrorBody, MessageEvent, MessageObject, TokenCount
 from longreach.api.schema.requests.messages import CountTokensRequest, MessageRequest, PromptFields
+from longreach.api.service.call import Call
 from longreach.policies.schemas import SCHEMAS
 
 router = APIRouter()
@@ -30,6 +32,7 @@ router = APIRouter()
         MessageRequest,
         MessageObject,
         stream=True,
+        identified=True,
         chunk=MessageEvent,
         nested=(*PromptFields.NESTED, *SCHEMAS),
         error=AnthropicErrorBody,
@@ -37,7 +40,10 @@ router = APIRouter()
 )
 async def create_message(request: Request) -> Response:
     """Answer the last message of a conversation, in one answer or as a stream of events."""
-    call = await receive(request, MessageRequest)
+    return await answer_once(request, MessageRequest, _answer)
+
+
+async def _answer(call: Call[MessageRequest]) -> Response:
     body = call.body
     # The context may have less left than is asked for: `max_tokens` bounds an answer, and reserves nothing.
     prepared = await prepare_chat(call, body.turn(call.service.chat.template.reads), limit=None)

@@ -7,6 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from longreach.api.documentation.openapi import documented
+from longreach.api.endpoints.answer_once import answer_once
 from longreach.api.endpoints.receive import receive
 from longreach.api.generation.encode_prompts import encode_chat
 from longreach.api.generation.place_document import placed
@@ -23,11 +24,12 @@ _NESTED = (*ResponseRequest.NESTED, *SCHEMAS)
 
 
 @router.post(
-    "/v1/responses", **documented(ResponseRequest, ResponseObject, stream=True, chunk=ResponseEvent, nested=_NESTED)
+    "/v1/responses",
+    **documented(ResponseRequest, ResponseObject, stream=True, identified=True, chunk=ResponseEvent, nested=_NESTED),
 )
 async def create_response(request: Request) -> Response:
     """Answer a text or a conversation, in one answer, as a stream of events, or in the background."""
-    return await answer_response(await receive(request, ResponseRequest))
+    return await answer_once(request, ResponseRequest, answer_response)
 
 
 @router.post(

@@ -12,18 +12,21 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from longreach.api.documentation.openapi import documented
+from longreach.api.http.event_record import EventRecord
 from longreach.api.http.request_log import RequestRecord
 from longreach.api.http.respond import json_response, long_json_response
-from longreach.api.responses.answer_response import stream_of
+from longreach.api.responses.in_background import stream_of
 from longreach.api.responses.kept_object import kept_object
 from longreach.api.schema.answers.responses import DeletedResponse, InputItemList, ResponseEvent, ResponseObject
 from longreach.api.service.service import Service
-from longreach.errors import HttpError, InvalidRequestError, quoted
+from longreach.api.service.unfinished import Unfinished
+from longreach.errors import HttpError, InvalidRequestError, UnavailableError, quoted
 
 router = APIRouter()
 
 _REFUSALS = ("400", "401", "404", "500", "503")
 _MOST_ITEMS = 100
+_RETRY_SECONDS = 2
 Ids = Annotated[list[str] | None, Query(max_length=32)]
 
 
@@ -43,15 +46,19 @@ async def retrieve_response(
     service, record = _of(request)
     found = await _require(service, record, response_id)
     if stream:
-        run = service.background.recorded(record.owner, response_id)
-        if run is None:
+        events = service.background.events(record.owner, response_id)
+        if events is None and Unfinished(record.owner, response_id) in service.kept.waiting:
+            raise UnavailableError(
+                "This response is begun again once the model is loaded.", code="loading", retry_after=_RETRY_SECONDS
+            )
+        if events is None:
             raise InvalidRequestError(
                 "`stream`: the events of this response are not kept. Those of a background response that was created "
                 "with `stream: true` are, while it is made and for a while after.",
                 param="stream",
                 code="unsupported_value",
             )
-        return stream_of(run, record, service, 0 if starting_after is None else starting_after + 1)
+        return stream_of(events, record, service, _first(request, events, starting_after))
     if starting_after is not None:
         raise InvalidRequestError(
             "`starting_after` is only allowed with `stream=true`.", param="starting_after", code="invalid_value"
@@ -76,7 +83,8 @@ async def delete_response(request: Request, response_id: str) -> Response:
 async def cancel_response(request: Request, response_id: str) -> Response:
     """End a background response; one that has ended already stays as it is."""
     service, record = _of(request)
-    await service.background.cancel(record.owner, response_id)
+    if not await service.kept.cancel_waiting(record.owner, response_id):
+        await service.background.cancel(record.owner, response_id)
     found = await _require(service, record, response_id)
     if not found["background"]:
         raise InvalidRequestError(
@@ -112,6 +120,19 @@ async def list_input_items(
     first, last = (page[0]["id"], page[-1]["id"]) if page else (None, None)
     listed = InputItemList(page, first, last, len(items) > start + limit)
     return await long_json_response(listed, service.writing, record.caller)
+
+
+def _first(request: Request, events: EventRecord, starting_after: int | None) -> int | None:
+    """The number of the first event that is wanted. A browser's `EventSource` that connects again repeats the URL, and
+    names the last event that it has got in a header."""
+    last = request.headers.get("last-event-id")
+    if last is None:
+        return None if starting_after is None else starting_after + 1
+    if (first := events.after(last)) is None:
+        raise InvalidRequestError(
+            f"`Last-Event-ID`: no event of this response has the id {quoted(last)}.", code="invalid_value"
+        )
+    return first
 
 
 def _of(request: Request) -> tuple[Service, RequestRecord]:

@@ -63,6 +63,10 @@ class ApiKeys:
     def __len__(self) -> int:
         return len(self._keys)
 
+    def with_digest(self, digest: str) -> ApiKey | None:
+        """The key whose SHA-256 this is, in hexadecimal digits."""
+        return next((key for key in self._keys if key.digest.hex() == digest), None)
+
     def find(self, headers: Mapping[bytes, bytes]) -> ApiKey | None:
         """The key of a request, or None if it is none of ours, or the request names two.
 

@@ -94,8 +94,8 @@ class HeldBody:
 
 async def read_json(
     request: Request, model: type[M] | Choice[M], limit: int, most_tokens: int, pool: WorkPool, caller: str = ""
-) -> M:
-    """Read at most `limit` bytes and make a `model` of them, or the one of a choice.
+) -> tuple[M, bytearray]:
+    """Read at most `limit` bytes and make a `model` of them, or the one of a choice; those bytes, too.
 
     A long body is decoded in a thread of `pool` by the types of its fields; see `schema.requests.typed_decoding`.
 
@@ -112,8 +112,8 @@ async def read_json(
         if len(body) > limit:
             raise BodyTooLargeError(limit)
     if len(body) <= _LONG_BYTES:
-        return parse(_chosen(model, body), _loaded(body))
-    return await pool.call(_decoded, model, body, most_tokens, caller=caller, size=len(body))
+        return parse(_chosen(model, body), _loaded(body)), body
+    return await pool.call(_decoded, model, body, most_tokens, caller=caller, size=len(body)), body
 
 
 def _decoded(model: type[M] | Choice[M], body: bytearray, most_tokens: int) -> M:

@@ -21,6 +21,7 @@ from starlette.types import Receive, Scope, Send
 
 from longreach.api.http.error_answers import ClientGoneError, as_api_error
 from longreach.api.http.error_forms import anthropic_error
+from longreach.api.http.event_record import EventRecord
 from longreach.api.http.race import race, until_gone
 from longreach.api.http.request_log import RequestRecord
 from longreach.errors import ApiError
@@ -95,6 +96,10 @@ class EventStream(Response):
     Whatever happens after them, the caller reads an end: the events' own or that of a failure, then what `form` ends
     with. When nothing was sent for `keep_alive_seconds`, `form` says what is, so that no proxy gives the connection up.
     A caller that goes away closes `events`. When they have come to their end, `finish` says how the answer ended.
+
+    Attributes:
+        form: what it has beside its events.
+        source: the record that its events are read from, if they are.
     """
 
     media_type = "text/event-stream"
@@ -107,6 +112,7 @@ class EventStream(Response):
         until_cut: Watcher,
         finish: Callable[[], str | None],
         form: StreamForm = OPENAI_STREAM,
+        source: EventRecord | None = None,
     ) -> None:
         self.status_code = 200
         self.background = None
@@ -117,7 +123,8 @@ class EventStream(Response):
         self._keep_alive_seconds = keep_alive_seconds
         self._until_cut = until_cut
         self._finish = finish
-        self._form = form
+        self.form = form
+        self.source = source
         self._last_sent = 0.0
         self._unsent: deque[bytes] = deque()
         self._sending = asyncio.Lock()
@@ -134,10 +141,27 @@ class EventStream(Response):
         except Exception as error:  # noqa: BLE001 - the status is sent already: the stream itself has to say it
             api_error = as_api_error(error, self._record.request_id)
             self._record.finished(api_error.code)
-            await self._send(send, self._form.failure(api_error, self._record.request_id))
-        if self._form.end:
-            await self._send(send, self._form.end)
+            await self._send(send, self.form.failure(api_error, self._record.request_id))
+        if self.form.end:
+            await self._send(send, self.form.end)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def tell(self, events: EventRecord) -> bool:
+        """Tell a record of the events, in place of a caller; whether they came to their end and not to an error."""
+        try:
+            await race(self._pour_into(events), self._until_cut())
+        except Exception as error:  # noqa: BLE001 - whatever it is, the stream tells of it
+            api_error = as_api_error(error, self._record.request_id)
+            self._record.finished(api_error.code)
+            events.tell(self.form.failure(api_error, self._record.request_id))
+            return False
+        self._record.finished(self._finish())
+        return True
+
+    async def _pour_into(self, record: EventRecord) -> None:
+        async with contextlib.aclosing(self._events) as events:
+            async for event in events:
+                record.tell(event)
 
     async def _pour(self, send: Send) -> None:
         async with contextlib.aclosing(self._events) as events:
@@ -167,4 +191,4 @@ class EventStream(Response):
             silent = time.monotonic() - self._last_sent
             await asyncio.sleep(max(self._keep_alive_seconds - silent, 0.001))
             if time.monotonic() - self._last_sent >= self._keep_alive_seconds:
-                await self._send(send, await self._form.keep_alive(self._record))
+                await self._send(send, await self.form.keep_alive(self._record))

@@ -2,32 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import logging
-from dataclasses import replace
 
-from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Message
 
 from longreach.api.generation.answer import answer
-from longreach.api.generation.choices import RunningAnswers, run_answers
-from longreach.api.generation.plan_answers import plan_answers
-from longreach.api.generation.prepare_chat import PreparedChat
-from longreach.api.http.error_answers import as_api_error
-from longreach.api.http.race import race
-from longreach.api.http.request_log import RequestRecord
-from longreach.api.http.respond import long_json_response
-from longreach.api.http.sse import EventStream
 from longreach.api.responses.builder import ResponseBuilder
 from longreach.api.responses.conversation import prepare_response, read_conversation
+from longreach.api.responses.in_background import answer_in_background
 from longreach.api.schema.answers.responses import ResponseObject
 from longreach.api.schema.requests.responses import ResponseRequest
-from longreach.api.service.background import BackgroundRun
 from longreach.api.service.call import Call
-from longreach.api.service.kept import Item
-from longreach.api.service.service import Service
 from longreach.errors import InvalidRequestError, UnavailableError
 
 log = logging.getLogger("longreach.requests")
@@ -57,7 +42,7 @@ async def answer_response(call: Call[ResponseRequest]) -> Response:
     conversation = await read_conversation(call)
     prepared = await prepare_response(call, conversation.messages)
     if body.background:
-        response = await _in_background(call, prepared, conversation.given)
+        response = await answer_in_background(call, prepared, conversation.given)
     else:
 
         async def keep(whole: ResponseObject) -> bool:
@@ -74,79 +59,3 @@ async def answer_response(call: Call[ResponseRequest]) -> Response:
         log.info("id=%s tools left out: %s", call.record.request_id, names)
         response.headers[LEFT_OUT_HEADER] = names
     return response
-
-
-async def _in_background(call: Call[ResponseRequest], prepared: PreparedChat, given: list[Item]) -> Response:
-    """Begin a response that goes on without its caller, and tell of it."""
-    service, owner = call.service, call.record.owner
-    own = _detached(call)
-    builder = ResponseBuilder(own, prepared.reader(), lambda whole: service.kept.update(owner, whole))
-    prompt_tokens = sum(map(len, prepared.spec.prompts))
-    for record in (call.record, own.record):
-        record.answering(builder.id, prompt_tokens)
-    with contextlib.ExitStack() as undo:
-        undo.enter_context(own.record.at_end)
-        answers = run_answers(own, await plan_answers(own, builder.id, prepared.spec))
-        first = builder.object()
-        if not await service.kept.put(owner, first, given, call.body.previous_response_id):
-            raise InvalidRequestError(
-                "`input` is larger than all that this server keeps of responses (--responses-store-bytes).",
-                param="input",
-                code="invalid_value",
-            )
-        undo.pop_all()  # from here on the run gives its places back
-    run = BackgroundRun(builder.id, owner, builder.object, recorded=call.body.stream)
-    service.background.start(run, _run(own, builder, answers, run))
-    if call.body.stream:
-        return stream_of(run, call.record, service, 0)
-    call.record.finished("background")
-    return await long_json_response(first, service.writing, call.record.caller)
-
-
-def stream_of(run: BackgroundRun, record: RequestRecord, service: Service, first: int) -> Response:
-    """The events of a background response from the number `first` on, for the request of `record`."""
-    keep_alive = service.settings.keep_alive_seconds
-    return EventStream(run.follow(first), record, keep_alive, service.until_cut, lambda: "background")
-
-
-def _detached(call: Call[ResponseRequest]) -> Call[ResponseRequest]:
-    """The call without its connection and without its input, which has been read."""
-    given = call.record
-    record = RequestRecord(given.request_id, given.method, given.path, given.address, given.started)
-    record.authenticated(given.key)
-
-    async def receive() -> Message:
-        return await asyncio.get_running_loop().create_future()  # nobody is there to leave
-
-    body = call.body.model_copy(update={"input": []})
-    return replace(call, body=body, record=record, request=Request(call.request.scope, receive))
-
-
-async def _run(
-    call: Call[ResponseRequest], builder: ResponseBuilder, answers: RunningAnswers, run: BackgroundRun
-) -> None:
-    """Make a background response to its end, whatever that is."""
-    service, record = call.service, call.record
-
-    async def pour() -> None:
-        async with contextlib.aclosing(builder.events(answers)) as events:
-            async for event in events:
-                run.tell(event)
-
-    with service.open_request(), record.at_end:
-        try:
-            await race(pour(), service.until_cut())
-            record.finished(builder.finish)
-        except asyncio.CancelledError:
-            builder.cancel()
-            record.finished("cancelled")
-            await service.kept.update(record.owner, builder.object())
-            raise
-        except Exception as error:  # noqa: BLE001 - the response itself has to say it
-            api_error = as_api_error(error, record.request_id)
-            if builder.status != "failed":
-                run.tell(await builder.fail(api_error))
-            record.finished(api_error.code)
-            await service.kept.update(record.owner, builder.object())
-        finally:
-            log.info("%s", record.line())

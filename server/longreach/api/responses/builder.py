@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from msgspec import UNSET
@@ -45,22 +45,36 @@ Keep = Callable[[ResponseObject], Awaitable[bool]]
 
 # Codex gives a stream up after five minutes without an event.
 _SILENT_SECONDS = 60.0
+_PREFIX = "resp_"
 _LABELS = ("prompt_cache_key", "safety_identifier", "user")
 _OPEN: tuple[Status, ...] = ("queued", "in_progress")
+
+
+@dataclass(frozen=True)
+class Again:
+    """A response that is begun again: its id, when it was created, and the number of its first event."""
+
+    response_id: str
+    created: int
+    first_event: int
 
 
 class ResponseBuilder(AnswerBuilder[ResponseRequest]):
     """One response while it grows: items of reasoning, words and calls, and the events that tell of them.
 
-    `keep` is called with the response once it has been completed, before its end is told.
+    `keep` is called with the response once it has been completed, before its end is told. One that is begun `again`
+    keeps its id.
 
     Attributes:
         status: that of the response.
     """
 
-    def __init__(self, call: Call[ResponseRequest], reader: PartReader, keep: Keep | None = None) -> None:
-        super().__init__(call, "resp_")
+    def __init__(
+        self, call: Call[ResponseRequest], reader: PartReader, keep: Keep | None = None, again: Again | None = None
+    ) -> None:
+        super().__init__(call, _PREFIX, None if again is None else again.response_id.removeprefix(_PREFIX))
         self.status: Status = "queued" if call.body.background else "in_progress"
+        self._service = call.service
         self._reader = reader
         self._keep = keep
         self._stored = keep is not None
@@ -73,6 +87,8 @@ class ResponseBuilder(AnswerBuilder[ResponseRequest]):
         self._logprobs: list[TokenLogprob] = []  # of tokens whose words are not told yet
         self._reasoning_tokens = 0
         self._sequence = 0
+        if again is not None:
+            self._created, self._sequence = again.created, again.first_event
         self._completed: int | None = None
         self._telling = asyncio.Lock()
         self._last_told = time.monotonic()  # when the last event was
@@ -107,7 +123,9 @@ class ResponseBuilder(AnswerBuilder[ResponseRequest]):
                     if self.finish is not None:
                         break
             whole = await self._ended()
-        except Exception as error:  # noqa: BLE001 - whatever it is, the stream tells of it
+        except Exception as error:
+            if self.status == "in_progress" and self._body.background and self._service.leaves_unfinished:
+                raise  # it has not failed: the next server begins again
             api_error = as_api_error(error, self._record.request_id)
             yield await self.fail(api_error)
             raise api_error from None

@@ -8,8 +8,8 @@ import msgspec
 
 from longreach.api.schema.answers.responses import ResponseFailure
 from longreach.api.service.kept_responses import as_object
-from longreach.api.service.response_store import UNFINISHED
 from longreach.api.service.service import Service
+from longreach.api.service.unfinished import UNFINISHED, Unfinished
 
 _LOST = ResponseFailure("server_error", "The server could not keep the end of this response.")
 
@@ -32,5 +32,7 @@ async def kept_object(service: Service, owner: str, response_id: str) -> dict[st
             return None
         if kept.body["status"] not in UNFINISHED:
             return kept.whole
+        if Unfinished(owner, response_id) in service.kept.waiting:
+            return {**kept.whole, "status": "queued", "output": []}
     # It is not being made, and its last state could not be written.
     return None if kept is None else {**kept.whole, "status": "failed", "error": msgspec.to_builtins(_LOST)}

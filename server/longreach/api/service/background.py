@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import OrderedDict, deque
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine
 from typing import Any
 
-from longreach.errors import UnavailableError
+from longreach.api.http.event_record import EventRecord
 
 log = logging.getLogger(__name__)
 
-# Events of one response, of which the oldest are dropped, and of all responses that have ended.
-_RUN_BYTES = 32 << 20
+# Events of all responses that have ended.
 _ENDED_BYTES = 16 << 20
 
 
@@ -22,22 +21,15 @@ class BackgroundRun:
 
     Attributes:
         snapshot: the response's object as it is now.
-        recorded: its events are held.
-        first: the number of the oldest event that is still held.
-        num_bytes: what the events take.
+        events: its events, if they are held.
     """
 
-    def __init__(self, run_id: str, owner: str, snapshot: Callable[[], Any], *, recorded: bool) -> None:
+    def __init__(self, run_id: str, owner: str, snapshot: Callable[[], Any], events: EventRecord | None) -> None:
         self.id = run_id
         self.owner = owner
         self.snapshot = snapshot
-        self.recorded = recorded
-        self.ended = False
-        self.first = 0
-        self.num_bytes = 0
-        self._events: deque[bytes] = deque()
+        self.events = events
         self.task: asyncio.Task[None] | None = None
-        self._news = asyncio.Event()
         self._cancelled = False
 
     def cancel(self) -> None:
@@ -48,45 +40,8 @@ class BackgroundRun:
 
     def tell(self, event: bytes) -> None:
         """Another event has come."""
-        if not self.recorded:
-            return
-        self._events.append(event)
-        self.num_bytes += len(event)
-        while self.num_bytes > _RUN_BYTES and len(self._events) > 1:
-            self.num_bytes -= len(self._events.popleft())
-            self.first += 1
-        self._wake()
-
-    def end(self) -> None:
-        """No event will follow."""
-        self.ended = True
-        self._wake()
-
-    async def follow(self, first: int = 0) -> AsyncGenerator[bytes, None]:
-        """The events from the number `first` on, those that are to come included.
-
-        Raises:
-            UnavailableError: some of them are not held any more.
-        """
-        at = first
-        while True:
-            news = self._news
-            while at < self.first + len(self._events):
-                if at < self.first:
-                    raise UnavailableError(
-                        f"The events of this response before {self.first} are not held any more; read the response.",
-                        code="events_dropped",
-                        retry=False,
-                    )
-                at += 1
-                yield self._events[at - 1 - self.first]
-            if self.ended:
-                return
-            await news.wait()
-
-    def _wake(self) -> None:
-        news, self._news = self._news, asyncio.Event()
-        news.set()
+        if self.events is not None:
+            self.events.tell(event)
 
 
 class BackgroundRuns:
@@ -94,8 +49,8 @@ class BackgroundRuns:
 
     def __init__(self) -> None:
         self._running: dict[str, BackgroundRun] = {}
-        self._ended: OrderedDict[str, BackgroundRun] = OrderedDict()
-        self._ended_bytes = 0
+        self._others: set[asyncio.Task[None]] = set()
+        self._ended: OrderedDict[str, tuple[BackgroundRun, EventRecord]] = OrderedDict()
 
     def start(self, run: BackgroundRun, work: Coroutine[Any, Any, None]) -> None:
         """Let `work` make the response; it ends by itself or is cancelled."""
@@ -103,15 +58,23 @@ class BackgroundRuns:
         run.task = asyncio.create_task(work, name=f"background {run.id}")
         run.task.add_done_callback(lambda task: self._over(run, task))
 
+    def attend(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do work that begins responses, until it has ended or `stop` ends it."""
+        task = asyncio.create_task(work, name="background")
+        self._others.add(task)
+        task.add_done_callback(self._others.discard)
+
     def running(self, owner: str, run_id: str) -> BackgroundRun | None:
         """A response that is being made."""
         run = self._running.get(run_id)
         return run if run is not None and run.owner == owner else None
 
-    def recorded(self, owner: str, run_id: str) -> BackgroundRun | None:
-        """A response whose events can be read, being made or not."""
-        run = self._running.get(run_id) or self._ended.get(run_id)
-        return run if run is not None and run.owner == owner and run.recorded else None
+    def events(self, owner: str, run_id: str) -> EventRecord | None:
+        """The events of a response, being made or not, if they are held."""
+        if (run := self.running(owner, run_id)) is not None:
+            return run.events
+        ended, events = self._ended.get(run_id, (None, None))
+        return events if ended is not None and ended.owner == owner else None
 
     async def cancel(self, owner: str, run_id: str) -> bool:
         """End a response that is being made, and wait until it has ended; False if there is none."""
@@ -124,11 +87,15 @@ class BackgroundRuns:
 
     def forget(self, owner: str, run_id: str) -> None:
         """Let go of the events of a response that has ended."""
-        if self.recorded(owner, run_id) is not None and run_id in self._ended:
-            self._drop(run_id)
+        if self.events(owner, run_id) is not None and run_id in self._ended:
+            del self._ended[run_id]
 
     async def stop(self) -> None:
         """End all of them."""
+        others = [*self._others]
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
         tasks = [run.task for run in self._running.values() if run.task is not None]
         for run in self._running.values():
             run.cancel()
@@ -136,14 +103,10 @@ class BackgroundRuns:
 
     def _over(self, run: BackgroundRun, task: asyncio.Task[None]) -> None:
         del self._running[run.id]
-        run.end()
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("background response %s failed", run.id, exc_info=error)
-        if run.recorded:
-            self._ended[run.id] = run
-            self._ended_bytes += run.num_bytes
-            while self._ended_bytes > _ENDED_BYTES:
-                self._drop(next(iter(self._ended)))
-
-    def _drop(self, run_id: str) -> None:
-        self._ended_bytes -= self._ended.pop(run_id).num_bytes
+        if run.events is not None:
+            run.events.end()
+            self._ended[run.id] = run, run.events
+            while sum(events.num_bytes for _, events in self._ended.values()) > _ENDED_BYTES:
+                del self._ended[next(iter(self._ended))]  # who reads them at this moment reads on

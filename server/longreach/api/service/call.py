@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 from starlette.requests import Request
+from starlette.types import Message
 
 from longreach.api.http.race import race, until_gone
 from longreach.api.http.request_log import RequestRecord
@@ -15,8 +17,8 @@ from longreach.api.schema.requests.messages import CountTokensRequest
 from longreach.api.schema.requests.responses import InputTokensRequest
 from longreach.api.schema.requests.sampling import ServingFields
 from longreach.api.schema.requests.tokenize import DetokenizeRequest, TokenizeRequest
+from longreach.api.service.lasting_engine import LastingEngine
 from longreach.api.service.loaded_document import LoadedDocument
-from longreach.api.service.metered_engine import MeteredEngine
 from longreach.api.service.service import Service
 from longreach.policies.schemas import PolicySchema
 from longreach.policies.values import AttentionPolicy
@@ -32,17 +34,21 @@ T = TypeVar("T")
 class Call(Generic[M_co]):
     """A received request, whose `body` has been checked, and what there is to answer it.
 
-    `document` is the kept one that its prompt begins with. Its salt and its attention policy are those of a request
-    that gives none.
+    Its salt and its attention policy are those of a document's where it gives none.
+
+    Attributes:
+        document: the kept one that its prompt begins with.
+        sent: the body as it came, of a request that may have to be begun again by another process.
     """
 
     body: M_co
     request: Request
     service: Service
     record: RequestRecord
-    engine: MeteredEngine
+    engine: LastingEngine
     tokenizer: Tokenizer
     document: LoadedDocument | None = None
+    sent: bytes = b""
 
     @property
     def cache_salt(self) -> str:
@@ -61,6 +67,14 @@ class Call(Generic[M_co]):
         of_document = None if self.document is None else self.document.document.attention
         return self.service.settings.default_policy if of_document is None else of_document
 
+    def detached(self) -> Call[M_co]:
+        """The call without its connection, which nobody leaves; it has a record of its own."""
+        given = self.record
+        record = RequestRecord(given.request_id, given.method, given.path, given.address, given.started)
+        record.authenticated(given.key)
+        record.asked_by(given.asker)
+        return replace(self, record=record, request=Request(self.request.scope, never))
+
     async def attend(self, work: Coroutine[Any, Any, T]) -> T:
         """The result of `work`, which is cancelled when the caller goes away or the server has to end.
 
@@ -69,3 +83,8 @@ class Call(Generic[M_co]):
             UnavailableError: the server has to end.
         """
         return await race(work, until_gone(self.request.receive), self.service.until_cut())
+
+
+async def never() -> Message:
+    """What is received of a connection that there is not (ASGI)."""
+    return await asyncio.get_running_loop().create_future()

@@ -1,4 +1,5 @@
-"""What the API needs of an engine. `EngineClient` has it over a socket, `MeteredEngine` around another engine."""
+"""What the API needs of an engine. `EngineClient` has it over a socket, `MeteredEngine` and
+`LastingEngine` around another engine."""
 
 from __future__ import annotations
 
@@ -39,8 +40,11 @@ class EngineProtocol(Protocol):
         """Prompt tokens of its requests that are not computed yet."""
         ...
 
-    def admit(self, places: Mapping[str, Place], attention: AttentionPolicy = ..., caller: str = ...) -> None:
-        """Take a place for each request of one caller, by its id, or raise a `QueueFullError`."""
+    def admit(
+        self, places: Mapping[str, Place], attention: AttentionPolicy = ..., caller: str = ..., *, again: bool = ...
+    ) -> None:
+        """Take a place for each request of one caller, by its id, or raise a `QueueFullError`; never if they come
+        `again`."""
         ...
 
     def release(self, request_ids: Iterable[str]) -> None:

@@ -12,6 +12,7 @@ import msgspec
 
 from longreach.api.service.kept import Item, Kept
 from longreach.api.service.response_store import ResponseStore
+from longreach.api.service.unfinished import Begun, Unfinished
 from longreach.config import Settings
 from longreach.errors import ConfigError, UnavailableError, quoted
 from longreach.util.database_file import StoreFileError
@@ -32,12 +33,16 @@ def as_object(response: msgspec.Struct) -> dict[str, Any]:
 class KeptResponses:
     """The store of `--responses-store`; nothing is kept where that is `none`.
 
+    Attributes:
+        waiting: responses of the server before this one that are to be begun again, the oldest first.
+
     Raises:
         ConfigError: the file cannot be used.
     """
 
     def __init__(self, settings: Settings) -> None:
         self._store: ResponseStore | None = None
+        self.waiting: list[Unfinished] = []
         self._pool = WorkPool("responses", 1)
         if settings.responses_store == "none":
             return
@@ -45,6 +50,7 @@ class KeptResponses:
         seconds = settings.responses_store_days * _SECONDS_A_DAY
         try:
             self._store = ResponseStore(path, settings.responses_store_bytes, seconds)
+            self.waiting = self._store.unfinished
         except StoreFileError as error:
             shown = quoted(settings.responses_store, 256)
             raise ConfigError(f"--responses-store: {shown} cannot be used: {error}") from None
@@ -54,12 +60,27 @@ class KeptResponses:
         """Whether anything is kept."""
         return self._store is not None
 
-    async def put(self, owner: str, response: msgspec.Struct, given: Sequence[Item], previous: str | None) -> bool:
-        """Keep a response, in place of what is kept under its id; False if there is no room for it."""
+    @property
+    def lasts(self) -> bool:
+        """Whether another process goes on with what this one leaves."""
+        return self._store is not None and self._store.is_file
+
+    async def put(
+        self,
+        owner: str,
+        response: msgspec.Struct,
+        given: Sequence[Item],
+        previous: str | None,
+        request: bytes | None = None,
+    ) -> bool:
+        """Keep a response, in place of what is kept under its id; False if there is no room for it.
+
+        `request` is as in `ResponseStore.put`.
+        """
 
         def put(store: ResponseStore) -> bool:
             body = as_object(response)
-            return store.put(owner, body, given, body["output"], previous)
+            return store.put(owner, body, given, body["output"], previous, request)
 
         kept = await self._do(put, owner)
         if not kept:
@@ -74,6 +95,24 @@ class KeptResponses:
             return store.update(owner, body, body["output"])
 
         return await self._do(update, owner)
+
+    async def begin_again(self, which: Unfinished) -> Begun | None:
+        """As `ResponseStore.begin_again`."""
+        return await self._do(lambda store: store.begin_again(*which), which.owner)
+
+    async def cancel_waiting(self, owner: str, response_id: str) -> bool:
+        """Do not begin a response again; False if it does not wait for that."""
+        which = Unfinished(owner, response_id)
+        if which not in self.waiting:
+            return False
+        self.waiting.remove(which)
+        await self._do(lambda store: store.end_unfinished(*which, "cancelled", None), owner)
+        return True
+
+    async def fail_unfinished(self, which: Unfinished, message: str) -> None:
+        """A response cannot be begun again, or could not be ended."""
+        error = {"code": "server_error", "message": message}
+        await self._do(lambda store: store.end_unfinished(*which, "failed", error), which.owner)
 
     async def get(self, owner: str, response_id: str) -> Kept | None:
         """A response by its id."""

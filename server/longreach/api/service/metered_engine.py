@@ -52,9 +52,16 @@ class MeteredEngine(EngineProtocol):
         """As `EngineProtocol.unread_tokens`."""
         return self._engine.unread_tokens
 
-    def admit(self, places: Mapping[str, Place], attention: AttentionPolicy = DENSE, caller: str = "") -> None:
+    def admit(
+        self,
+        places: Mapping[str, Place],
+        attention: AttentionPolicy = DENSE,
+        caller: str = "",
+        *,
+        again: bool = False,
+    ) -> None:
         """As `EngineProtocol.admit`."""
-        self._engine.admit(places, attention, caller)
+        self._engine.admit(places, attention, caller, again=again)
 
     def release(self, request_ids: Iterable[str]) -> None:
         """As `EngineProtocol.release`."""
@@ -111,7 +118,7 @@ class MeteredEngine(EngineProtocol):
         try:
             async with contextlib.aclosing(self._engine.generate(request)) as updates:
                 async for update in updates:
-                    self._note(line, update)
+                    self._note(line, update, goes_on=bool(request.drawn))
                     if update.finish_reason is not None:
                         reason = update.finish_reason
                     yield update
@@ -144,7 +151,8 @@ class MeteredEngine(EngineProtocol):
         finally:
             self._metrics.read_ahead(read)
 
-    def _note(self, line: Timeline, update: Update) -> None:
+    def _note(self, line: Timeline, update: Update, *, goes_on: bool) -> None:
+        """Take in an update; the first token here of an answer that `goes_on` after an engine's death is no first."""
         line.waited, line.cached = update.waited, update.cached
         if update.attention is not None:
             self._metrics.attention(update.attention)
@@ -155,7 +163,8 @@ class MeteredEngine(EngineProtocol):
         now = self._clock()
         if line.first_token is None:
             line.first_token = now
-            self._metrics.first_token(line)
+            if not goes_on:
+                self._metrics.first_token(line)
         else:
             self._metrics.token(line.prompt_tokens, now - line.last_token)
         line.last_token = now

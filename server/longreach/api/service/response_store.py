@@ -17,19 +17,22 @@ from typing import Any, Literal
 
 from longreach.api.service.kept import Item, Kept
 from longreach.api.service.store_database import StoreDatabase, loaded
+from longreach.api.service.unfinished import (
+    ROW_BYTES,
+    UNFINISHED,
+    Begun,
+    Unfinished,
+    count_try,
+    find_unfinished,
+    forget_request,
+    keep_request,
+)
 from longreach.util import exact_json
 from longreach.util.database_file import file_error
 
 Side = Literal["input", "output"]
 
-# What a row takes beside its JSON, about.
-_ROW_BYTES = 256
 _LONGEST_CHAIN = 10_000
-UNFINISHED = ("queued", "in_progress")
-_INTERRUPTED = {
-    "code": "server_error",
-    "message": "The server ended before this response was finished.",
-}
 
 
 class BrokenChainError(Exception):
@@ -45,6 +48,9 @@ class ResponseStore:
 
     Not for several threads at once. Nothing of one `owner` is found under another.
 
+    Attributes:
+        unfinished: what was being made when the server before this one ended, and can be begun again.
+
     Raises:
         StoreFileError: the file is not a store, is another server's, or cannot be opened.
     """
@@ -52,13 +58,14 @@ class ResponseStore:
     def __init__(
         self, path: Path | None, max_bytes: int, max_seconds: float, clock: Callable[[], float] = time.time
     ) -> None:
+        self._path = path
         self._max_bytes = max_bytes
         self._max_seconds = max_seconds
         self._clock = clock
         self._db = StoreDatabase(path)
         try:
             self._bytes = Counter(dict(self._db.execute("SELECT owner, sum(bytes) FROM responses GROUP BY owner")))
-            self._fail_unfinished()
+            self.unfinished = self._find_unfinished()
             self._expire()
             with self._change():
                 self._drop_old()
@@ -67,16 +74,28 @@ class ResponseStore:
             raise file_error(error) from None
 
     @property
+    def is_file(self) -> bool:
+        """Whether it is there after this process."""
+        return self._path is not None
+
+    @property
     def used_bytes(self) -> int:
         """About what all responses take."""
         return self._bytes.total()
 
     def put(
-        self, owner: str, body: dict[str, Any], given: Sequence[Item], output: Sequence[Item], previous: str | None
+        self,
+        owner: str,
+        body: dict[str, Any],
+        given: Sequence[Item],
+        output: Sequence[Item],
+        previous: str | None,
+        request: bytes | None = None,
     ) -> bool:
         """Keep a response, in place of what is kept under its id; False if it alone is larger than the store.
 
-        `body` is the response's object, `given` its own input. Both have ids.
+        `body` is the response's object, `given` its own input. Both have ids. One that is being made can be begun again
+        where its `request` is kept until it has ended: a JSON object without the input.
         """
         parts = Kept.of(body, output)
         bare = exact_json.dumps(parts.body)
@@ -85,7 +104,8 @@ class ResponseStore:
             for side, items in (("input", given), ("output", parts.output))
             for place, item in enumerate(items)
         ]
-        size = len(bare) + _ROW_BYTES + sum(len(row[3]) + _ROW_BYTES for row in rows)
+        size = len(bare) + ROW_BYTES + sum(len(row[3]) + ROW_BYTES for row in rows)
+        size += 0 if request is None else len(request) + ROW_BYTES
         with self._change():
             self._remove("id = ?", body["id"])
             if size > self._max_bytes:
@@ -96,10 +116,13 @@ class ResponseStore:
                 " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
                 (body["id"], owner, previous, now, now, size, body["status"], bare),
             ).lastrowid
+            assert number is not None, "it has been inserted"
             self._db.executemany(
                 "INSERT INTO items VALUES (?, ?, ?, ?, ?, ?)",
                 [(number, side, place, owner, item_id, item) for side, place, item_id, item in rows],
             )
+            if request is not None:
+                keep_request(self._db, number, request)
             self._bytes[owner] += size
             if previous is not None:
                 self._use(owner, previous, now)
@@ -121,8 +144,10 @@ class ResponseStore:
             which = "FROM items WHERE response = ? AND side = 'output'"
             gone = self._db.execute(f"SELECT length(body) {which}", (number,)).fetchall()
             self._db.execute(f"DELETE {which}", (number,))
-            more = len(bare) - old + sum(len(row[2]) + _ROW_BYTES for row in rows)
-            more -= sum(length + _ROW_BYTES for (length,) in gone)
+            more = len(bare) - old + sum(len(row[2]) + ROW_BYTES for row in rows)
+            more -= sum(length + ROW_BYTES for (length,) in gone)
+            if body["status"] not in UNFINISHED:
+                more -= forget_request(self._db, number)
             self._db.executemany(
                 "INSERT INTO items VALUES (?, 'output', ?, ?, ?, ?)",
                 [(number, place, owner, item_id, item) for place, item_id, item in rows],
@@ -134,6 +159,23 @@ class ResponseStore:
             self._bytes[owner] += more
             self._drop_old()
         return True
+
+    def begin_again(self, owner: str, response_id: str) -> Begun | None:
+        """Note that a response is begun once more; what that needs. None if it is not kept, or has ended."""
+        with self._change():
+            found = count_try(self._db, Unfinished(owner, response_id))
+        if found is None:
+            return None
+        number, created, tries, request = found
+        return Begun(tries, request, self._items(number, "input"), created)
+
+    def end_unfinished(self, owner: str, response_id: str, status: str, error: dict[str, str] | None) -> bool:
+        """Let a response that nobody makes any more end in this status; False if there is none."""
+        row = self._find(owner, response_id)
+        if row is None:
+            return False
+        ended = {**loaded(row[1], "status", left="output"), "status": status, "error": error, "output": []}
+        return self.update(owner, ended, [])
 
     def get(self, owner: str, response_id: str) -> Kept | None:
         """A response by its id."""
@@ -267,16 +309,12 @@ class ResponseStore:
                 self._bytes[owner] -= size
         return bool(rows)
 
-    def _fail_unfinished(self) -> None:
-        """Nobody will finish what was running when the server ended."""
-        rows = self._db.execute(f"SELECT number, body FROM responses WHERE status IN {UNFINISHED}").fetchall()  # noqa: S608
+    def _find_unfinished(self) -> list[Unfinished]:
         with self._change():
-            for number, body in rows:
-                failed = {**loaded(body, "status"), "status": "failed", "error": _INTERRUPTED}
-                self._db.execute(
-                    "UPDATE responses SET status = 'failed', body = ? WHERE number = ?",
-                    (exact_json.dumps(failed), number),
-                )
+            again, less = find_unfinished(self._db)
+            for owner, gone in less:
+                self._bytes[owner] -= gone
+        return again
 
     @contextlib.contextmanager
     def _change(self) -> Iterator[None]:

@@ -15,12 +15,14 @@ import msgspec
 
 from longreach import gguf_source, hub
 from longreach.api.http.auth import ApiKeys
+from longreach.api.http.event_record import EventMemory
 from longreach.api.service.background import BackgroundRuns
 from longreach.api.service.chat_prompt import Chat
 from longreach.api.service.document_reader import DocumentReader
 from longreach.api.service.engine_protocol import StartedEngine, StartEngine
 from longreach.api.service.grammar_check import Kind
 from longreach.api.service.grammar_compiler import GrammarCompiler
+from longreach.api.service.identified import IdentifiedRuns
 from longreach.api.service.kept_responses import KeptResponses
 from longreach.api.service.mask_pictures import MaskPictures
 from longreach.api.service.metered_engine import MeteredEngine
@@ -32,6 +34,7 @@ from longreach.documents.counts import DocumentCounts
 from longreach.documents.documents import Documents
 from longreach.documents.uploads import Uploads
 from longreach.engine.client import EngineClient
+from longreach.engine.errors import EngineDeadError
 from longreach.engine.messages import Sampling, Started
 from longreach.engine.stats import Stats
 from longreach.errors import ModelNotFoundError, UnavailableError
@@ -91,6 +94,9 @@ class Service:
         self._engine_config = settings.engine_config()
         self._draining = False
         self._gave_up = False
+        self._stopping = False
+        self._replaces = False  # whether an engine that dies is replaced
+        self._changed = asyncio.Event()  # set, and replaced, with each engine and at the end of them
         self._engine: MeteredEngine | None = None
         self._tokenizer: Tokenizer | None = None
         self._chat: Chat | None = None
@@ -102,6 +108,8 @@ class Service:
         self.beginnings = Beginnings()  # of prompts with documents
         self.document_reader = DocumentReader(self)
         self.background = BackgroundRuns()
+        self.events = EventMemory()
+        self.identified = IdentifiedRuns(settings.detached_seconds, self.events)
         self.recent_prompts = RecentPrompts()
         # Bodies and templates, which take milliseconds, do not wait behind the texts that are encoded.
         self.reading = WorkPool("reading", _READING_THREADS)
@@ -179,6 +187,33 @@ class Service:
         engine.on_death = self.died.set
         self._engine = MeteredEngine(engine, self.metrics)
         self.document_reader.engine_started()
+        self._tell_change()
+
+    @contextlib.contextmanager
+    def replacing(self) -> Iterator[None]:
+        """Inside, an engine that dies is replaced: what it had to do may wait for another."""
+        self._replaces = True
+        try:
+            yield
+        finally:
+            self._replaces = False
+            self._tell_change()
+
+    async def successor(self, dead: MeteredEngine) -> MeteredEngine:
+        """The engine that takes the place of one that has died, once it is ready.
+
+        Raises:
+            EngineDeadError: there will be no other.
+        """
+        while self._engine is None or self._engine is dead or not self._engine.alive:
+            if not self._replaces or self._gave_up:
+                raise EngineDeadError("no other engine is started")
+            await self._changed.wait()
+        return self._engine
+
+    def _tell_change(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
 
     def give_up(self) -> None:
         """There will be no other engine."""
@@ -214,6 +249,11 @@ class Service:
         if not self._engine.alive:
             return Phase.RESTARTING
         return Phase.READY if self._engine.responsive else Phase.STALLED
+
+    @property
+    def leaves_unfinished(self) -> bool:
+        """Whether the next server begins again what this one, which ends, does not finish in the background."""
+        return self.kept.lasts and (self._stopping or self.phase in (Phase.DRAINING, Phase.DEAD))
 
     @property
     def open_requests(self) -> int:
@@ -315,7 +355,9 @@ class Service:
 
     async def stop(self) -> None:
         """Stop the engine, if it was ever started, and whatever else was."""
+        self._stopping = True
         await self.background.stop()
+        await self.identified.stop()
         await self.kept.stop()
         await self.document_reader.stop()
         await self.documents.stop()

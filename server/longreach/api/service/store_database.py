@@ -12,7 +12,8 @@ import orjson
 from longreach.util import exact_json
 from longreach.util.database_file import DatabaseFile
 
-_VERSION = 2
+_VERSION = 3
+_READABLE = (2,)  # it has no requests
 _TABLES = """
 PRAGMA auto_vacuum = INCREMENTAL;
 PRAGMA secure_delete = ON;
@@ -39,8 +40,28 @@ CREATE TABLE IF NOT EXISTS items (
     body BLOB NOT NULL,
     PRIMARY KEY (response, side, place)
 ) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS requests (
+    response INTEGER PRIMARY KEY REFERENCES responses ON DELETE CASCADE,
+    tries INTEGER NOT NULL,
+    body BLOB NOT NULL
+);
 CREATE INDEX IF NOT EXISTS by_id ON items (owner, id, response);
 """
+
+
+def json_object(body: bytes) -> dict[str, Any]:
+    """The JSON object of a row.
+
+    Raises:
+        sqlite3.DatabaseError: it is not what was written.
+    """
+    try:
+        value = exact_json.loads(body)
+    except orjson.JSONDecodeError:
+        value = None
+    if not isinstance(value, dict):
+        raise sqlite3.DatabaseError("a row cannot be read; the file is damaged")
+    return value
 
 
 def loaded(body: bytes, member: str, left: str | None = None) -> dict[str, Any]:
@@ -73,4 +94,4 @@ class StoreDatabase(DatabaseFile):
     """
 
     def __init__(self, path: Path | None) -> None:
-        super().__init__(path, _TABLES, _VERSION, "responses")
+        super().__init__(path, _TABLES, _VERSION, "responses", _READABLE)

@@ -7,6 +7,7 @@ import itertools
 import logging
 import time
 from collections.abc import Callable
+from typing import NoReturn
 
 from longreach.api.service.engine_protocol import StartEngine
 from longreach.api.service.service import Service
@@ -37,6 +38,11 @@ async def keep_running(
     """
     await service.load(start_engine)
     announce()
+    with service.replacing():
+        await _replace_engines(service, start_engine, clock)
+
+
+async def _replace_engines(service: Service, start_engine: StartEngine, clock: Callable[[], float]) -> NoReturn:
     deaths, ready_at = 0, clock()
     while True:
         await service.died.wait()

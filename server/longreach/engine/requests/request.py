@@ -59,7 +59,7 @@ class Request:
         redo: how many tokens of its answer are computed a second time, since its state went back before drafts.
         seq_slot: its place among the running requests, in the table of page ids and for the token that it drew last; -1
             while it waits.
-        preempted: it had to give its pages back once.
+        preempted: it had to give its pages back once, or lost them with an engine that died.
         waited: seconds from its arrival to its first step, once that has begun.
         awaited: since when it waits for what comes back from host memory or disk, if it does.
         scored: of how many of its prompt's first tokens the log-probabilities are, or are being, computed.
@@ -97,7 +97,9 @@ class Request:
         own = spec.sampling.seed
         budget = spec.attention.answer_budget
         measured = Measurements(reads=None if budget is None else AnswerReads(budget))
-        return cls(spec, seed if own is None else own, list(spec.prompt), arrived, measured=measured)
+        tokens = [*spec.prompt, *spec.drawn]
+        again = bool(spec.drawn)
+        return cls(spec, seed if own is None else own, tokens, arrived, preempted=again, measured=measured)
 
     @property
     def id(self) -> str:

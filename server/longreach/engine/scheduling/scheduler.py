@@ -84,6 +84,8 @@ class Scheduler:
             raise ValueError("the prompt is empty")
         if request.spec.max_tokens < 1:
             raise ValueError(f"max_tokens must be at least 1, got {request.spec.max_tokens}")
+        if request.is_complete:
+            raise ValueError(f"max_tokens are {request.spec.max_tokens}, and as many are drawn already")
         total = request.prompt_tokens + request.spec.max_tokens
         if total > self.limits.max_model_len:
             raise ValueError(
