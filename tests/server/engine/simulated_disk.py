@@ -29,6 +29,7 @@ class SimulatedDisk:
         self._most = most
         self._random = random.Random(len(files))
         self._begun: list[tuple[Done, tuple[int, ...], int]] = []  # with the move after which it may end
+        self._given_up: list[Done] = []
         self.stats = DiskStats()
         self.is_resting = False
         self.pinned: set[bytes] = set()
@@ -71,9 +72,16 @@ class SimulatedDisk:
         assert key in self.files
         self._begun.append((Done(key, is_read=True, ok=True), parts[0], self._runner.moves + 1))
 
+    def give_up(self, keys: Sequence[bytes]) -> None:
+        """As `DiskStore.give_up`; some have begun."""
+        for begun in [begun for begun in self._begun if begun[0].is_read and begun[0].key in keys]:
+            if self._random.random() < 0.7:
+                self._begun.remove(begun)
+                self._given_up.append(begun[0]._replace(ok=False))
+
     def done(self) -> list[Done]:
         """As `DiskStore.done`."""
-        found = []
+        found, self._given_up = self._given_up, []
         for _ in range(self._random.randint(0, self._speed)):
             ready = [at for at, (_, _, after) in enumerate(self._begun) if self._runner.moves >= after]
             if not ready:

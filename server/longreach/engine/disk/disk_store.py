@@ -17,7 +17,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -87,6 +87,7 @@ class DiskStore:
                 self._index.bytes / 1e6,
                 time.monotonic() - start,
             )
+        self._reads: dict[bytes, Future[None]] = {}
         self._readers = ThreadPoolExecutor(_READERS, "disk-reader")
         self._writer = threading.Thread(target=self._write_all, name="disk-writer", daemon=True)
         self._writer.start()
@@ -146,7 +147,14 @@ class DiskStore:
         """
         self._index.use(self._path(key))
         size = sum(memoryview(part).nbytes for part in parts)
-        self._readers.submit(self._run, Done(key, is_read=True, ok=True), size, entry_file.read, parts, ready)
+        done = Done(key, is_read=True, ok=True)
+        self._reads[key] = self._readers.submit(self._run, done, size, entry_file.read, parts, ready)
+
+    def give_up(self, keys: Sequence[bytes]) -> None:
+        """Do not read these, as far as that has not begun; `done` tells of them as of what could not be read."""
+        for key in keys:
+            if key in self._reads and self._reads[key].cancel():
+                self._done.put((Done(key, is_read=True, ok=False), 0, None))
 
     def done(self) -> list[Done]:
         """What has come to its end since the last call."""
@@ -228,6 +236,7 @@ class DiskStore:
     def _settled(self, done: Done, size: int, error: Exception | None) -> Done:
         path = self._path(done.key)
         if done.is_read:
+            del self._reads[done.key]
             self._index.used(path)
             self.counts.read += done.ok
             self.counts.read_bytes += size * done.ok

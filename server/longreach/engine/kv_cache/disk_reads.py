@@ -7,6 +7,9 @@ again from where it stands. So a prefix may be longer than host memory.
 It waits no longer for a turn than computing these tokens would take. It never asks again after a turn that came too
 late. So all of its turns together take no longer than computing what they were for.
 
+Where pages are enough to go on, they are read from the last one back, while the request computes from the first one on
+as soon as that is quicker than to wait. Where both meet, the reads that have not begun are given up.
+
 Where others hold the places it waits for these, within the same time. Requests that read at once have a share each. One
 that runs takes places from those that could not be let in.
 """
@@ -24,6 +27,15 @@ if TYPE_CHECKING:
 
 # Requests that divide host memory between them; others wait for one of these.
 _MOST_AT_ONCE = 4
+# Entries that have to come before their speed is believed.
+_FEWEST_ARRIVED = 4
+
+
+class Rest(NamedTuple):
+    """What is still to be read for a request that stands at a page: so many pages, in about so many seconds."""
+
+    pages: int
+    seconds: float
 
 
 class _Reading(NamedTuple):
@@ -39,6 +51,9 @@ class _Wait:
         start: the page where it stood when it asked; -1 if it may ask there again.
         until: when it goes on without.
         read: keys of what has come from disk for it, in all turns.
+        pages: which page each of them is, in their order, where they are read from the last one back.
+        begun: when reading them began.
+        meets: the page up to which it computes meanwhile.
         is_late: a turn did not come in time.
         runs: it has been let in.
         is_refused: it has not been, when all that it asked for was there.
@@ -50,6 +65,9 @@ class _Wait:
     names: set[bytes] = field(default_factory=set)
     read: set[bytes] = field(default_factory=set)
     held: list[Places] = field(default_factory=list)
+    pages: dict[bytes, int] = field(default_factory=dict)
+    begun: float = 0.0
+    meets: int | None = None
     is_late: bool = False
     runs: bool = False
     is_refused: bool = False
@@ -90,6 +108,7 @@ class DiskReads:
         """End a request's turn, and how many places another may take that begins at a page; None if it may not ask,
         since it has done so there, or was too late before."""
         wait = self._waits.setdefault(request_id, _Wait())
+        self._pass(wait, start)
         if start <= wait.start or self.awaits(request_id):
             return None
         wait.is_late |= wait.is_reading
@@ -102,22 +121,58 @@ class DiskReads:
         return min(share, index.num_unheld) if 2 * index.num_unheld >= share else share
 
     def ask(
-        self, request_id: str, start: int, names: Sequence[tuple[bytes, int]], seconds: float, *, runs: bool
+        self,
+        request_id: str,
+        start: int,
+        names: Sequence[tuple[bytes, int]],
+        seconds: float,
+        *,
+        runs: bool,
+        pages: Sequence[int] = (),
     ) -> None:
         """Have entries read, by key and depth, or held where they are in host memory, for a request at a page that has
-        begun a turn and waits so long; none if there is nothing for it on disk. It `runs`, or has not been let in."""
+        begun a turn and waits so long; none if there is nothing for it on disk. It `runs`, or has not been let in.
+
+        With `pages`, which say where each of them is, the last one is read first: see `rest`.
+        """
         wait = self._waits[request_id]
         wait.start, wait.until = start, self._clock() + seconds
+        wait.pages = dict(zip((name for name, _ in names), pages, strict=True)) if pages else {}
         wait.wanted, wait.runs, wait.is_refused = list(names), runs, False
         self._begin(wait)
 
     def awaits(self, request_id: str) -> bool:
         """Whether a request waits for its turn's end."""
         wait = self._waits.get(request_id)
-        if wait is None or not wait.is_reading or self._clock() >= wait.until:
+        if wait is None or not wait.is_reading:
+            return False
+        if self._clock() >= wait.until:
+            wait.meets = None
             return False
         self._begin(wait)
         return wait.is_reading
+
+    def rest(self, request_id: str, page: int) -> Rest | None:
+        """What is still to be read from the last page back for a request that stands at a page; None if nothing is, or
+        if nobody can tell yet how long that takes."""
+        wait = self._waits.get(request_id)
+        if wait is None or not wait.pages or wait.wanted:
+            return None
+        missing = [at for name, at in wait.pages.items() if name in wait.names]
+        arrived = len(wait.pages) - len(missing)
+        seconds = self._clock() - wait.begun
+        if not missing or arrived < _FEWEST_ARRIVED or seconds <= 0:
+            return None
+        return Rest(missing[-1] + 1 - page, len(missing) * seconds / arrived)
+
+    def meet(self, request_id: str, page: int | None) -> None:
+        """A request computes up to a page, while those behind it are read; None: it waits."""
+        self._waits[request_id].meets = page
+
+    def meets(self, request_id: str) -> int | None:
+        """The page up to which a request computes, if those behind it are being read for it."""
+        wait = self._waits.get(request_id)
+        return None if wait is None else wait.meets
 
     def was_read(self, request_id: str, name: bytes) -> bool:
         """Whether an entry has come from disk for a request."""
@@ -125,8 +180,8 @@ class DiskReads:
         return wait is not None and name in wait.read
 
     def goes_on(self, request_id: str) -> None:
-        """A request computes: what has come for it, or comes too late, is held no more."""
-        if (wait := self._waits.get(request_id)) is not None:
+        """A request computes: what has come for it, or comes too late, is held no more, unless they are to meet."""
+        if (wait := self._waits.get(request_id)) is not None and wait.meets is None:
             wait.is_late |= wait.is_reading
             self._release(wait)
 
@@ -187,6 +242,9 @@ class DiskReads:
         if room > index.num_unheld:
             return
         wanted, wait.wanted = wait.wanted, []
+        if wait.pages:
+            wanted.reverse()
+        wait.begun = self._clock()
         # First, since room is made for the others.
         wait.held += [index.hold(name) for name, _ in wanted if name in host]
         ready = self._memory.settled()
@@ -210,9 +268,25 @@ class DiskReads:
                 self._release(wait)
                 wait.start = -1
 
+    def _pass(self, wait: _Wait, page: int) -> None:
+        """What a request has computed is read for it no more; where nothing else is, they have met."""
+        passed = {name for name in wait.names if wait.pages.get(name, page) < page}
+        if passed:
+            wait.names -= passed
+            self._give_up(passed)
+        if not wait.is_reading:
+            wait.meets = None
+
+    def _give_up(self, names: set[bytes]) -> None:
+        """Do not read what nobody wants any more, as far as that has not begun."""
+        wanted = {name for wait in self._waits.values() for name in wait.names}
+        self._store.give_up([name for name in names if name not in wanted])
+
     def _release(self, wait: _Wait) -> None:
-        wait.wanted = []
-        wait.names.clear()
+        names, wait.names = wait.names, set()
+        wait.wanted, wait.meets = [], None
+        if names:
+            self._give_up(names)
         for places in wait.held:
             self._host.index.release(places)
         wait.held = []

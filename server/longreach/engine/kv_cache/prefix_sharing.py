@@ -6,10 +6,12 @@ them later, in place of reserved ones, and it is told what others compute for it
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from longreach.engine.kv_cache.borders import longest_chain
+from longreach.engine.kv_cache.disk_reads import DiskReads
 from longreach.engine.kv_cache.group_pages import GroupPages
 from longreach.engine.kv_cache.groups import PageGroups
 from longreach.engine.kv_cache.page_pool import PagePool
@@ -18,6 +20,12 @@ from longreach.engine.kv_cache.restored_ahead import RestoredAhead
 from longreach.engine.kv_cache.state_allocator import StateAllocator
 from longreach.engine.requests.page_hold import DROPPED
 from longreach.engine.requests.request import Request
+from longreach.sizes import TILE
+
+# A request that runs computes what is read for it if waiting takes longer than so many seconds, and than such a share
+# of the time of computing it all: less leaves the device to others.
+_LEAST_WAIT = 0.05
+_WORTH_COMPUTING = 0.25
 
 
 class PrefixMatch(NamedTuple):
@@ -110,7 +118,8 @@ class PrefixSharing:
     def awaits_disk(self, request: Request, seconds: Callable[[Request, int, int], float]) -> bool:
         """Whether a request that could compute waits for what is read from disk for it, which begins here.
 
-        `seconds` is how long computing its tokens from one position to another would take: it waits no longer.
+        `seconds` is how long computing its tokens from one position to another would take: it waits no longer, and
+        computes up to where `meets` says if that is quicker.
         """
         disk = None if self._pool.host is None else self._pool.host.disk
         if disk is None or request.computed % self._size:
@@ -119,8 +128,35 @@ class PrefixSharing:
         if (room := reads.begin_turn(request.id, start)) is not None:
             border, names = self._finder.on_disk(request, disk, room, start)
             most = seconds(request, request.computed, border * self._size)
-            reads.ask(request.id, start, names, most, runs=request.seq_slot >= 0)
-        return reads.awaits(request.id)
+            pages: list[int] = []
+            if not self._finder.by_border:
+                at = {digest: page for page, digest in enumerate(request.hold.digests[start:border], start)}
+                pages = [at[name] for name, _ in names]
+            reads.ask(request.id, start, names, most, runs=request.seq_slot >= 0, pages=pages)
+        return reads.awaits(request.id) and not self._computes_meanwhile(request, reads, seconds)
+
+    def _computes_meanwhile(
+        self, request: Request, reads: DiskReads, seconds: Callable[[Request, int, int], float]
+    ) -> bool:
+        """Whether a request computes pages, from the first one on, while the last ones are read."""
+        page = request.computed // self._size
+        if (rest := reads.rest(request.id, page)) is None:
+            return False
+        computing = seconds(request, request.computed, (page + rest.pages) * self._size)
+        if rest.seconds < max(_LEAST_WAIT, _WORTH_COMPUTING * computing):
+            reads.meet(request.id, None)
+            return False
+        # Both take as long if each has its share. Policies choose keys for whole tiles, which a chunk does not cut.
+        unit = max(1, TILE // self._size)
+        share = math.ceil(rest.pages * rest.seconds / (rest.seconds + computing))
+        reads.meet(request.id, min(page + rest.pages, -(-(page + share) // unit) * unit))
+        return True
+
+    def meets(self, request: Request, end: int) -> int:
+        """The position, at most `end`, up to which a request computes before it takes over what is read for it."""
+        disk = None if self._pool.host is None else self._pool.host.disk
+        page = None if disk is None else disk.reads.meets(request.id)
+        return end if page is None else min(end, page * self._size)
 
     def refused(self, request: Request) -> None:
         """A request that waits for nothing that is read could not be let in."""

@@ -272,7 +272,7 @@ class Scheduler:
             most = min(left.tokens, self._held.longest_chunk(request))
             if most < 1:
                 continue  # until the step in flight is settled, which leaves pages behind
-            stop = self._prefixes.first_of(in_flight, request, start, start + most)
+            stop = self._prefixes.first_of(in_flight, request, start, self._prefixes.meets(request, start + most))
             length, fills_step = sizer.length(request, stop, left)
             if length:
                 self._goes_on(request)

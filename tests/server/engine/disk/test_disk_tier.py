@@ -42,6 +42,11 @@ class Disk:
     def read(self, key: bytes, parts: Sequence[Any], ready: Callable[[], object] | None = None) -> None:
         self.begun.append(Done(key, is_read=True, ok=True))
 
+    def give_up(self, keys: Sequence[bytes]) -> None:
+        given = [done for done in self.begun if done.is_read and done.key in keys]
+        self.begun = [done for done in self.begun if done not in given]
+        self.ended += [done._replace(ok=False) for done in given]
+
     def end(self, *, ok: bool = True) -> None:
         """All that was begun is over."""
         for done in self.begun:
