@@ -10,6 +10,7 @@ import os
 import pickle
 import random
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -65,9 +66,16 @@ class _Jobs:
             # Copies beside a step are made before the move after it.
             self.waiting.append(_Job(work, self._runner.moves + 1))
 
-    def submit(self, work: Callable[..., None], *args: Any) -> None:
-        """As `Executor.submit`."""
-        self.put(lambda: work(*args))
+    def submit(self, work: Callable[..., None], *args: Any) -> Future[None]:
+        """As `Executor.submit`: what is cancelled before it is run is not."""
+        future: Future[None] = Future()
+
+        def run() -> None:
+            if future.set_running_or_notify_cancel():
+                work(*args)
+
+        self.put(run)
+        return future
 
     def run(self, at: int) -> bool:
         """Run one, if it may."""
@@ -97,9 +105,9 @@ class SteppedStore(DiskStore):
             assert work is not None
             work()
         self._readers.shutdown()
-        self._writes, self._reads = _Jobs(runner), _Jobs(runner)
+        self._writes, self._read_jobs = _Jobs(runner), _Jobs(runner)
         self._work: Any = self._writes
-        self._readers: Any = self._reads
+        self._readers: Any = self._read_jobs
 
     @property
     def is_resting(self) -> bool:
@@ -133,10 +141,10 @@ class SteppedStore(DiskStore):
     def done(self) -> list[Done]:
         """As `DiskStore.done`, after some files have been written and read."""
         for _ in range(self._random.randint(0, self._speed)):
-            if self._random.random() < 0.5 or not self._reads.waiting:
+            if self._random.random() < 0.5 or not self._read_jobs.waiting:
                 self._write_next()
             else:
-                self._reads.run(self._random.randrange(len(self._reads.waiting)))
+                self._read_jobs.run(self._random.randrange(len(self._read_jobs.waiting)))
         found = super().done()
         for done in found:
             if done.is_read:
