@@ -147,7 +147,7 @@ class PrefixSharing:
             reads.meet(request.id, None)
             return False
         # Both take as long if each has its share. Policies choose keys for whole tiles, which a chunk does not cut.
-        unit = max(1, TILE // self._size)
+        unit = 1 if request.spec.attention.is_dense else max(1, TILE // self._size)
         share = math.ceil(rest.pages * rest.seconds / (rest.seconds + computing))
         reads.meet(request.id, min(page + rest.pages, -(-(page + share) // unit) * unit))
         return True

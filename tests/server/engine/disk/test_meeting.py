@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import torch
 from longreach.engine.disk import disk_store, entry_file
+from longreach.engine.kv_cache.disk_tier import DiskTier
+from longreach.engine.requests.step_plan import StepPlan
 from longreach.engine.scheduling.scheduler import Scheduler
 
 from tests.patches.families.configs import config_of, random_model
@@ -19,10 +21,8 @@ from tests.server.engine.disk.test_disk_tier import disk as disk
 from tests.server.engine.disk.test_disk_tier import eight as eight
 from tests.server.engine.disk.test_disk_tier import now as now
 
-from longreach.engine.kv_cache.disk_tier import DiskTier  # isort: skip
-
 _SECONDS = 0.01  # that each file takes
-_OF_A_TOKEN = 0.0005  # what computing it is predicted to take
+_OF_A_TOKEN = 0.001  # that computing it takes, and is predicted to
 
 
 @pytest.fixture
@@ -50,13 +50,22 @@ def test_what_is_computed_meets_what_is_read(model: Path, tmp_path: Path, monkey
     monkeypatch.setattr(entry_file, "read", slow)
     monkeypatch.setattr(disk_store, "_READERS", 1)
     monkeypatch.setattr(Scheduler, "_seconds_to_read", lambda self, request, start, end: (end - start) * _OF_A_TOKEN)
-    again = engine_of(model, folder, max_batched_tokens=128)
+    advance = Scheduler.advance
+
+    def slow_step(self: Scheduler, plan: StepPlan) -> None:
+        time.sleep(_OF_A_TOKEN * sum(chunk.length for chunk in plan.chunks))
+        advance(self, plan)
+
+    monkeypatch.setattr(Scheduler, "advance", slow_step)
+    again = engine_of(model, folder)
     answer, last = last_update(again, "again", prompt)
     again.close()
     assert answer == plain
     pages = len(DOCUMENT) // PAGE
-    assert 0 < last.cached_disk == last.cached < len(DOCUMENT) - 2 * PAGE
-    assert last.cached_disk // PAGE <= len(order) < pages, "what has been computed is not read"
+    cached = last.cached_disk // PAGE
+    assert last.cached == last.cached_disk
+    assert pages // 4 < cached < pages - 2, "each has done its share"
+    assert cached <= len(order) <= cached + 6, "what is computed is not read, and what has been read is not computed"
 
 
 def ask_from_the_back(tier: DiskTier, count: int) -> None:
