@@ -47,6 +47,7 @@ OPERATIONS = {
         "POST", "/v1/messages/count_tokens", {"messages": [USER]}, "system", "thinking.budget_tokens"
     ),
     "estimate": Operation("POST", "/v1/estimate", {"prompt": "Hi", "max_tokens": 2}, "prompt", "deadline_ms"),
+    "documents": Operation("POST", "/v1/documents", {"text": "Hi"}, "token_ids", "ttl_seconds"),
     "tokenize": Operation("POST", "/tokenize", {"prompt": "Hi"}, "messages"),
     "detokenize": Operation("POST", "/detokenize", {"tokens": [5]}, "tokens", "tokens"),
     "retrieve": Operation("GET", "/v1/responses/{id}"),

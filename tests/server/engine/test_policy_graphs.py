@@ -101,7 +101,8 @@ def _config(model_dir: Path, page_size: int = 16, page_bounds: bool = False) -> 
 
 def build(model_dir: Path, **changes: Any) -> tuple[Engine, _Graphs]:
     config = _config(model_dir, **changes)
-    state = start_rank(config, Joined(layout_of(config)))
+    alone = Joined(layout_of(config))
+    state = start_rank(config, alone)
     plain = state.forward
     by_policy = PolicyGraphs(
         lambda step, *tensors: forward(plain.loaded, _forgetful(step), *tensors),
@@ -113,7 +114,7 @@ def build(model_dir: Path, **changes: Any) -> tuple[Engine, _Graphs]:
     )
     graphs: Any = _Graphs(by_policy)
     watched = _Watched(plain.loaded, plain.pages, plain.drawn, plain.page_tables, graphs, plain.policies)
-    return building._engine(config, state._replace(forward=watched))[0], graphs
+    return building._engine(config, alone, state._replace(forward=watched))[0], graphs
 
 
 def _forgetful(step: PagedStep) -> PagedStep:

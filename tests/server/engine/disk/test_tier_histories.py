@@ -61,6 +61,8 @@ class TierHistories(Histories):
         draw, files = random.Random(seed), files_below(self.folder)
         for path in {draw.choice(files), *(path for path in files if draw.random() < share)}:
             contents = bytearray(path.read_bytes())
+            if not contents:  # it has been cut before
+                continue
             if how == "lose":
                 path.unlink()
                 continue
