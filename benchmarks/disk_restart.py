@@ -21,6 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from longreach.bench.commands import names
 from longreach.bench.launch import described, longreach, model_of
 from longreach.bench.sizes import load_of
 from longreach.bench.stream import Target, Timing
@@ -147,8 +148,10 @@ async def again(url: str, document: list[int], answers: int) -> dict[str, Any]:
         }
 
 
-def measure(target: str, tokens: int, disk: Path, flags: Sequence[str], answers: int) -> dict[str, Any]:
-    """What goes to JSON: the first reading, the drive, and both restarts."""
+def measure(
+    target: str, tokens: int, disk: Path, flags: Sequence[str], answers: int, places: Sequence[str]
+) -> dict[str, Any]:
+    """What goes to JSON: the first reading, the drive, and a restart with the files in each of some places."""
     flags = [*flags, "--kv-disk", str(disk)]
     with model_of(target) as model:
         with longreach(model, flags) as running:
@@ -158,7 +161,7 @@ def measure(target: str, tokens: int, disk: Path, flags: Sequence[str], answers:
         speed = drive_speed(paths)
         print(f"drive: {speed / 1e9:.2f} GB/s", file=sys.stderr, flush=True)
         restarts = []
-        for where in ("drive", "memory"):
+        for where in places:
             if where == "drive":
                 drop(paths)
             with longreach(model, flags) as running:
@@ -210,9 +213,9 @@ def main() -> None:
     arguments = parser.parse_args()
     arguments.disk.mkdir(parents=True, exist_ok=True)
     flags = arguments.serve_flags.split()
-    result = measure(
-        arguments.target, load_of(long_prompt=arguments.tokens).long_prompt, arguments.disk, flags, arguments.answers
-    )
+    tokens = load_of(long_prompt=arguments.tokens).long_prompt
+    places = names(arguments.files)
+    result = measure(arguments.target, tokens, arguments.disk, flags, arguments.answers, places)
     if arguments.out is not None:
         arguments.out.write_text(json.dumps(result, indent=1) + "\n")
     print(table(result))
