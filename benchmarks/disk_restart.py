@@ -206,6 +206,7 @@ def main() -> None:
     parser.add_argument("--tokens", default="127k", help="of the document")
     parser.add_argument("--disk", type=Path, required=True, help="an empty directory for the pages")
     parser.add_argument("--answers", type=int, default=8, help="that run beside the second question")
+    parser.add_argument("--files", default="drive,memory", help="where they are at each restart, with commas")
     parser.add_argument(
         "--serve-flags", default="--kv-disk-bytes 40GiB --kv-offload-bytes 24GiB", help="in one argument"
     )
