@@ -11,7 +11,8 @@ from typing import Literal, TypeVar
 from longreach.config import Settings
 from longreach.documents.document import Document, NewDocument, State
 from longreach.documents.errors import NONE_KEPT, DocumentNotFoundError
-from longreach.documents.store import DocumentStore, Limits, Page, Totals
+from longreach.documents.room import Limits
+from longreach.documents.store import DocumentStore, Page, Totals
 from longreach.errors import ConfigError, InvalidRequestError, UnavailableError, quoted
 from longreach.util.database_file import StoreFileError
 from longreach.util.work_pool import WorkPool

@@ -12,75 +12,17 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
 from longreach.documents.document import Document, NewDocument, State, is_id, new_id, own_id
-from longreach.documents.errors import DocumentNotFoundError, DocumentQuotaError, DocumentTooLargeError
-from longreach.policies.values import AttentionPolicy
+from longreach.documents.errors import DocumentNotFoundError
+from longreach.documents.room import Limits, rows_that_make_room
+from longreach.documents.tables import COLUMNS, TABLES, VERSION, document_of, packed
 from longreach.util.database_file import DatabaseFile, file_error
 
-_VERSION = 1
-_TABLES = """
-PRAGMA auto_vacuum = INCREMENTAL;
-PRAGMA secure_delete = ON;
-PRAGMA foreign_keys = ON;
-CREATE TABLE IF NOT EXISTS documents (
-    number INTEGER PRIMARY KEY,
-    id TEXT NOT NULL UNIQUE,
-    owner TEXT NOT NULL,
-    name TEXT,
-    kind TEXT NOT NULL,
-    use TEXT NOT NULL,
-    state TEXT NOT NULL,
-    problem TEXT,
-    created REAL NOT NULL,
-    used REAL NOT NULL,
-    uses INTEGER NOT NULL,
-    ttl REAL,
-    renews INTEGER NOT NULL,
-    expires REAL,
-    pinned INTEGER NOT NULL,
-    cache_salt TEXT NOT NULL,
-    attention BLOB,
-    tokenizer TEXT NOT NULL,
-    metadata BLOB NOT NULL,
-    bytes INTEGER NOT NULL,
-    tokens INTEGER,
-    digest TEXT NOT NULL
-);
-CREATE INDEX IF NOT EXISTS by_owner ON documents (owner, bytes);
-CREATE INDEX IF NOT EXISTS by_name ON documents (owner, name);
-CREATE INDEX IF NOT EXISTS by_digest ON documents (owner, digest);
-CREATE INDEX IF NOT EXISTS by_expiry ON documents (expires);
-CREATE TABLE IF NOT EXISTS pieces (
-    number INTEGER PRIMARY KEY,
-    document INTEGER NOT NULL REFERENCES documents ON DELETE CASCADE,
-    body BLOB NOT NULL
-);
-CREATE INDEX IF NOT EXISTS of_document ON pieces (document);
-"""
-
-# What a row takes beside the contents, about.
-ROW_BYTES = 1024
 _PIECE_BYTES = 1 << 20
-_COLUMNS = (
-    "id, owner, name, kind, use, state, problem, created, used, uses, ttl, renews, expires, pinned, cache_salt,"
-    " attention, tokenizer, metadata, bytes, tokens, digest"
-)
-_policy_decoder = msgspec.json.Decoder(AttentionPolicy)
-_metadata_decoder = msgspec.json.Decoder(dict[str, str])
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What may be kept: bytes in all and of one owner, documents of one owner, and seconds after the last use."""
-
-    max_bytes: int
-    owner_bytes: int
-    owner_documents: int
-    max_seconds: float
 
 
 @dataclass(frozen=True)
@@ -119,7 +61,7 @@ class DocumentStore:
         self.gone: list[Document] = []
         self.expired = 0
         self.evicted = 0
-        self._db = DatabaseFile(path, _TABLES, _VERSION, "documents")
+        self._db = DatabaseFile(path, TABLES, VERSION, "documents")
         try:
             self._end_uploads()
             self.expire()
@@ -365,7 +307,7 @@ class DocumentStore:
             "expires": self._expiry(new, now, now),
             "pinned": new.pinned,
             "cache_salt": new.cache_salt,
-            "attention": _packed(new.attention),
+            "attention": packed(new.attention),
             "tokenizer": new.tokenizer,
             "metadata": msgspec.json.encode(new.metadata),
             "bytes": 0,
@@ -373,7 +315,7 @@ class DocumentStore:
             "digest": "",
         }
         marks = ", ".join(f":{name}" for name in values)
-        cursor = self._db.execute(f"INSERT INTO documents ({_COLUMNS}) VALUES ({marks})", values)  # noqa: S608
+        cursor = self._db.execute(f"INSERT INTO documents ({COLUMNS}) VALUES ({marks})", values)  # noqa: S608
         assert cursor.lastrowid is not None
         return cursor.lastrowid, document_id
 
@@ -402,7 +344,7 @@ class DocumentStore:
             new.name,
             new.use,
             new.cache_salt,
-            _packed(new.attention),
+            packed(new.attention),
         )
         return found[0] if found else None
 
@@ -414,55 +356,9 @@ class DocumentStore:
         return self.change(known.owner, known.id, new)
 
     def _make_room(self, owner: str, size: int, *, new_document: bool = False, held: int = 0) -> None:
-        """Make room for `size` bytes more of a document that has `held`; in a transaction.
-
-        Raises:
-            DocumentTooLargeError, DocumentQuotaError: there is none.
-        """
-        limits = self._limits
-        more = size + (ROW_BYTES if new_document else 0)
-        for most, flag in (
-            (limits.owner_bytes, "--documents-bytes-per-key"),
-            (limits.max_bytes, "--documents-bytes"),
-        ):
-            if held + size + ROW_BYTES > most:
-                raise DocumentTooLargeError(held + size, most - ROW_BYTES, flag)
-        count, own = self._sizes("owner = ?", owner)
-        if new_document and count >= limits.owner_documents:
-            raise DocumentQuotaError(
-                f"{count} documents are kept for this key, as many as may be (--documents-per-key). DELETE one of them "
-                "first."
-            )
-        # Where one key may have all, its own documents make room.
-        if own + more > limits.owner_bytes and limits.owner_bytes < limits.max_bytes:
-            raise DocumentQuotaError(
-                f"{own} bytes of documents are kept for this key; {more} more are over the {limits.owner_bytes} that "
-                "it may have (--documents-bytes-per-key). DELETE some of them first."
-            )
-        _, total = self._sizes("1")
-        movable = "NOT pinned AND state != 'uploading'"
-        _, evictable = self._sizes(movable)
-        if total - evictable + more > limits.max_bytes:
-            raise DocumentQuotaError(
-                f"{total - evictable} of {limits.max_bytes} bytes (--documents-bytes) are pinned documents, which make "
-                f"no room for {more} more. Unpin or DELETE some of them first.",
-                code="documents_pinned",
-            )
-        while total + more > limits.max_bytes:
-            number, size_of_one = self._db.execute(
-                f"SELECT number, bytes + {ROW_BYTES} FROM documents WHERE {movable} AND owner = (SELECT owner FROM"  # noqa: S608
-                f" documents WHERE {movable} GROUP BY owner ORDER BY sum(bytes) DESC LIMIT 1) ORDER BY used, number"
-            ).fetchone()
+        """As `rows_that_make_room`, which leave; in a transaction."""
+        for number in rows_that_make_room(self._db, self._limits, owner, size, new_document=new_document, held=held):
             self.evicted += self._forget("number = ?", number)
-            total -= size_of_one
-
-    def _sizes(self, which: str, *values: object) -> tuple[int, int]:
-        """Documents, and the bytes that they take."""
-        row = self._db.execute(
-            f"SELECT count(*), coalesce(sum(bytes + {ROW_BYTES}), 0) FROM documents WHERE {which}",  # noqa: S608
-            values,
-        ).fetchone()
-        return row[0], row[1]
 
     def _remove(self, which: str, *values: object) -> int:
         with self._db.change():
@@ -481,8 +377,8 @@ class DocumentStore:
         self.gone.clear()
 
     def _select(self, which: str, *values: object) -> list[Document]:
-        rows = self._db.execute(f"SELECT {_COLUMNS} FROM documents WHERE {which}", values)  # noqa: S608
-        return [_document(row) for row in rows]
+        rows = self._db.execute(f"SELECT {COLUMNS} FROM documents WHERE {which}", values)  # noqa: S608
+        return [document_of(row) for row in rows]
 
 
 def digest_of(parts: Iterable[bytes]) -> str:
@@ -491,20 +387,3 @@ def digest_of(parts: Iterable[bytes]) -> str:
     for part in parts:
         digest.update(part)
     return digest.hexdigest()
-
-
-def _packed(policy: AttentionPolicy | None) -> bytes | None:
-    return None if policy is None else msgspec.json.encode(policy, order="sorted")
-
-
-def _document(row: tuple[Any, ...]) -> Document:
-    members = dict(zip(_COLUMNS.replace(",", "").split(), row, strict=True))
-    try:
-        policy, metadata = members["attention"], members["metadata"]
-        members["attention"] = None if policy is None else _policy_decoder.decode(policy)
-        members["metadata"] = _metadata_decoder.decode(metadata)
-    except (msgspec.DecodeError, TypeError):
-        raise sqlite3.DatabaseError("a row cannot be read; the file is damaged") from None
-    for name in ("renews", "pinned"):
-        members[name] = bool(members[name])
-    return Document(**members)

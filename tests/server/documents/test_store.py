@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 from longreach.documents.document import NewDocument
 from longreach.documents.errors import DocumentNotFoundError, DocumentQuotaError, DocumentTooLargeError
-from longreach.documents.store import ROW_BYTES, DocumentStore, Limits
+from longreach.documents.room import Limits
+from longreach.documents.store import DocumentStore
+from longreach.documents.tables import ROW_BYTES
 from longreach.policies.values import Window
 from longreach.util.database_file import StoreFileError
 
