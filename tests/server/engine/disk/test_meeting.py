@@ -50,9 +50,16 @@ def test_what_is_computed_meets_what_is_read(model: Path, tmp_path: Path, monkey
     monkeypatch.setattr(entry_file, "read", slow)
     monkeypatch.setattr(disk_store, "_READERS", 1)
     monkeypatch.setattr(Scheduler, "_seconds_to_read", lambda self, request, start, end: (end - start) * _OF_A_TOKEN)
+    meetings: list[bool] = []
     advance = Scheduler.advance
 
     def slow_step(self: Scheduler, plan: StepPlan) -> None:
+        disk = self.allocator.disk
+        assert disk is not None
+        for chunk in plan.chunks:
+            page = disk.reads.meets(chunk.request.id)
+            meetings.append(page is not None)
+            assert page is None or chunk.end <= page * PAGE, "what is being read is not computed"
         time.sleep(_OF_A_TOKEN * sum(chunk.length for chunk in plan.chunks))
         advance(self, plan)
 
@@ -65,7 +72,8 @@ def test_what_is_computed_meets_what_is_read(model: Path, tmp_path: Path, monkey
     cached = last.cached_disk // PAGE
     assert last.cached == last.cached_disk
     assert pages // 4 < cached < pages - 2, "each has done its share"
-    assert cached <= len(order) <= cached + 6, "what is computed is not read, and what has been read is not computed"
+    assert cached <= len(order) < pages, "what has been computed is not read"
+    assert any(meetings)
 
 
 def ask_from_the_back(tier: DiskTier, count: int) -> None:
