@@ -217,21 +217,21 @@ async def steady(server: ServerProcess, requests: int, concurrency: int = 32) ->
 
 
 async def engine_killed(server: ServerProcess, streams: int) -> dict[str, Any]:
-    """kill -9 of the engine: everybody is told at once, and there is another engine soon."""
+    """kill -9 of the engine: there is another one soon, and all answers go on with it."""
     run = Run(server, "killed")
     [engine] = server.engines()
-    tasks = [asyncio.create_task(run.ask(seed=seed, max_tokens=1000)) for seed in range(streams)]
+    tasks = [asyncio.create_task(run.ask(seed=seed, max_tokens=250)) for seed in range(streams)]
     await asyncio.to_thread(eventually, lambda: in_engine(server) == streams, 30, "all requests are in the engine")
     os.kill(engine, signal.SIGKILL)
     start = time.monotonic()
-    await asyncio.wait_for(asyncio.gather(*tasks), 5)
-    told = time.monotonic() - start
-    assert run.ends() == {"engine_dead": streams}, run.ends()
-    ready = await asyncio.to_thread(server.until_ready)
-    assert server.engines() not in ([], [engine])
+    await asyncio.to_thread(eventually, lambda: server.engines() not in ([], [engine]), 30, "another engine")
+    await asyncio.to_thread(server.until_ready)
+    ready = time.monotonic() - start
+    await asyncio.wait_for(asyncio.gather(*tasks), 120)
+    assert run.ends() == {"length": streams}, run.ends()
     run.check()
     assert (await run.ask()).finish == "length"
-    return {"streams": streams, "seconds_until_told": round(told, 2), "seconds_until_ready": round(told + ready, 1)}
+    return {"streams": streams, "seconds_until_ready": round(ready, 1)}
 
 
 async def engine_stopped(server: ServerProcess) -> dict[str, Any]:
