@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from longreach.bench.policy_sweep import Policy
+from longreach.sizes import TILE
 
 EARLY = 1024
 """Where `dynamic` begins to choose keys here. Its default, 8,192, is for speed, and reads shorter prompts whole."""
@@ -34,4 +35,7 @@ _SIZES = ("size", "window", "stride", "decode_budget")
 def worth_asking(policy: Policy, length: int) -> bool:
     """Whether a setting leaves anything out of a prompt of `length` tokens: a window as long as the prompt does not."""
     attention = policy.attention
-    return not isinstance(attention, dict) or all(attention.get(name, 0) < length for name in _SIZES)
+    if not isinstance(attention, dict):
+        return True
+    farthest = max(attention.get("slashes", [0])) + TILE
+    return all(size < length for size in (farthest, *(attention.get(name, 0) for name in _SIZES)))
