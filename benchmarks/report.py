@@ -33,7 +33,14 @@ from benchmarks.attention_methods import tables as methods
 from benchmarks.kernels import measure as kernels
 
 ROOT = Path(__file__).resolve().parent.parent
-_NAMES = ("benchmarks", "kernels", "context-parallel", "attention-methods", "attention-policies", "embedded-model-policies")
+_NAMES = (
+    "benchmarks",
+    "kernels",
+    "context-parallel",
+    "attention-methods",
+    "attention-policies",
+    "embedded-model-policies",
+)
 PAGES = (*(ROOT / "docs" / f"{name}.md" for name in _NAMES), ROOT / "README.md", ROOT / "SECURITY.md")
 
 

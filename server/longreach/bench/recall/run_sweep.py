@@ -10,7 +10,7 @@ from longreach.bench.launch import described, is_url, served
 from longreach.bench.policy_sweep import Policy, chosen
 from longreach.bench.recall.client import Server
 from longreach.bench.recall.run import tokenizer_of
-from longreach.bench.recall.settings import SETTINGS
+from longreach.bench.recall.settings import EARLY, SETTINGS
 from longreach.bench.recall.sweep import Report, Save, SweepPlan, sweep
 from longreach.bench.recall.tokens import Count, by_file, by_server, has_file
 from longreach.bench.summary import environment
@@ -47,7 +47,7 @@ def run(
     with served(target, flags) as running:
         if running.start_s is not None:
             report(f"longreach: ready after {running.start_s:.1f} s")
-        policies = chosen(running.url, attention or [], api_key)
+        policies = [_relabelled(policy) for policy in chosen(running.url, attention or [], api_key)]
         if attention is None and policies[0].attention is not None:
             policies += [Policy(labelled(setting), setting) for setting in SETTINGS]
         name = Server(running.url, api_key=api_key).model
@@ -67,14 +67,19 @@ def run(
 
 
 def labelled(attention: dict[str, Any]) -> str:
-    """What tables call a setting: the policy's name, and its parameters; of a long list only how many and the last."""
+    """What tables call a setting: the policy's name, and its parameters; of a long list only how many and the last, and
+    not where `dynamic` begins, if that is where it does in `SETTINGS`."""
     parts = [attention["policy"]]
     for name, value in attention.items():
         if isinstance(value, list) and len(value) > 2:
             value = f"({len(value)} up to {value[-1]})"
-        if name not in ("policy", "dense_below"):
+        if (name, value) != ("dense_below", EARLY) and name != "policy":
             parts.append(f"{name} {value}")
     return " ".join(parts)
+
+
+def _relabelled(policy: Policy) -> Policy:
+    return Policy(labelled(policy.attention), policy.attention) if isinstance(policy.attention, dict) else policy
 
 
 def _counted(target: str | None, tokenizer: str | None, url: str, model: str, api_key: str | None) -> Count:

@@ -90,8 +90,9 @@ def sweep(
     }
     with ThreadPoolExecutor(concurrency) as pool:
         for length in lengths:
-            asked = [prompt for task in plan.tasks for prompt in _prompts(count, plan, task, length, plan.count)]
-            timed = list(_prompts(count, plan, TASKS[0], length, plan.repeats, plan.seed + _TIMED_SEED))
+            drawn = pool.map(lambda task, n=length: _prompts(count, plan, task, n, plan.count), plan.tasks)
+            asked = [prompt for prompts in drawn for prompt in prompts]
+            timed = _prompts(count, plan, TASKS[0], length, plan.repeats, plan.seed + _TIMED_SEED)
             dense: dict[str, Any] | None = None
             for policy in policies:
                 if not worth_asking(policy, length) or policy.name in result["refused"]:
@@ -124,8 +125,9 @@ def sweep(
 
 def _prompts(
     count: Count, plan: SweepPlan, task: str, length: int, number: int, seed: int | None = None
-) -> Iterator[Completion]:
-    return completions(count, task, length, number, seed=seed or plan.seed, haystacks=plan.haystacks)
+) -> list[Completion]:
+    seed = plan.seed if seed is None else seed
+    return list(completions(count, task, length, number, seed=seed, haystacks=plan.haystacks))
 
 
 def _able(tasks: dict[str, list[bool]]) -> list[str]:
