@@ -41,6 +41,7 @@ from longreach.setting_values import (
     parse_rope_scaling,
     power_of_two,
 )
+from longreach.util.log_lines import LogFormat
 
 ENV_PREFIX = "LONGREACH_"
 EMBEDDED_MODEL = Path(__file__).parent / "default_model"
@@ -292,6 +293,7 @@ class Settings(BaseSettings):
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="Least level that is logged: debug, info, warning or error."
     )
+    log_format: LogFormat = Field("text", description="Lines of the log: text, or json, one object a line.")
 
     @model_validator(mode="after")
     def _check_exposure(self) -> Settings:
@@ -388,6 +390,7 @@ class Settings(BaseSettings):
             model=self.model_source,
             revision=self.revision,
             hf_overrides=self.overrides,
+            log_format=self.log_format,
             device=self.device,
             dtype=self.dtype,
             quantization=self.quantization,

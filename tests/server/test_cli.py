@@ -47,6 +47,7 @@ FLAGS = [
     "--kv-disk",
     "--kv-disk-bytes",
     "--kv-offload-bytes",
+    "--log-format",
     "--log-level",
     "--max-batched-tokens",
     "--max-body-bytes",

@@ -16,6 +16,7 @@ from longreach.engine.errors import FailureKind
 from longreach.engine.looks import Look, Looked
 from longreach.engine.stats import Stats
 from longreach.policies.values import DENSE, AttentionPolicy
+from longreach.util.log_lines import LogFormat
 
 FinishReason = Literal["stop", "length"]
 
@@ -44,6 +45,7 @@ class EngineConfig(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     model: str
     revision: str | None = None
     hf_overrides: dict[str, Any] = {}
+    log_format: LogFormat = "text"
     gguf_file: str | None = None
     tokenizer_eos_ids: list[int] = []
     device: str = "auto"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import ipaddress
+import logging
 import re
 import time
 import uuid
@@ -163,39 +164,65 @@ class RequestRecord:
 
     def line(self) -> str:
         """The log line; bounded, since each of its words is."""
-        words = [f"id={self.request_id}", f"{self.method} {self.path}", f"status={self.status or '-'}"]
-        if self.key is not None:
-            words.append(f"key={self.key.name}")
-        if self.asker is not None:
-            words.append(f"user={self.asker}")
-        if self.document is not None:
-            words.append(f"document={self.document}")
-        if self.completion_id is not None:
-            words += [
-                f"completion={self.completion_id}",
-                f"prompt={self.prompt_tokens}",
-                f"cached={self.cached_tokens}",
-                f"output={self.output_tokens}",
-            ]
-            if self.compared is not None:
-                words += self._cache_words(self.compared)
-            if self.first_token is not None:
-                words.append(f"ttft={self.first_token - self.started:.3f}s")
-        if self.deadline_ms is not None:
-            words.append(f"deadline={self.deadline_ms / 1000:.3f}s")
-            words += [] if self.predicted is None else [f"predicted={self.predicted:.3f}s"]
-        words.append(f"total={time.monotonic() - self.started:.3f}s")
-        if self.finish is not None:
-            words.append(f"finish={self.finish}")
-        return " ".join(words)
+        return _line(self.fields())
 
-    def _cache_words(self, compared: ComparedPrompt) -> list[str]:
-        words = [f"host={self.host_tokens}", f"disk={self.disk_tokens}", f"seen={compared.seen}"]
+    def fields(self) -> dict[str, str | int | float | None]:
+        """What the line says, by name; times in seconds."""
+        said: dict[str, str | int | float | None] = {
+            "id": self.request_id,
+            "method": self.method,
+            "path": self.path,
+            "status": self.status,
+        }
+        named = {"key": self.key and self.key.name, "user": self.asker, "document": self.document}
+        said |= {name: value for name, value in named.items() if value is not None}
+        if self.completion_id is not None:
+            said |= {
+                "completion": self.completion_id,
+                "prompt": self.prompt_tokens,
+                "cached": self.cached_tokens,
+                "output": self.output_tokens,
+            }
+            if self.compared is not None:
+                said |= self._of_cache(self.compared)
+            if self.first_token is not None:
+                said["ttft"] = _rounded(self.first_token - self.started)
+        if self.deadline_ms is not None:
+            said["deadline"] = _rounded(self.deadline_ms / 1000)
+            said |= {} if self.predicted is None else {"predicted": _rounded(self.predicted)}
+        said["total"] = _rounded(time.monotonic() - self.started)
+        if self.finish is not None:
+            said["finish"] = self.finish
+        return said
+
+    def log(self, logger: logging.Logger, level: int = logging.INFO) -> None:
+        """Write the line to a log, which has its fields by name, too."""
+        fields = self.fields()
+        logger.log(level, "%s", _line(fields), extra={"request": fields})
+
+    def _of_cache(self, compared: ComparedPrompt) -> dict[str, str | int]:
+        said: dict[str, str | int] = {"host": self.host_tokens, "disk": self.disk_tokens, "seen": compared.seen}
         if (parted := compared.parted) is not None:
-            words.append(f"parted={parted.token}")
-            words += [f"message={parted.message}"] if parted.message is not None else []
-            words += [f"field={parted.field}"] if parted.field is not None else []
-        return words
+            said["parted"] = parted.token
+            said |= {} if parted.message is None else {"message": parted.message}
+            said |= {} if parted.field is None else {"field": parted.field}
+        return said
+
+
+def _rounded(seconds: float) -> float:
+    return round(seconds, 3)
+
+
+def _line(fields: dict[str, str | int | float | None]) -> str:
+    rest = {name: value for name, value in fields.items() if name not in ("id", "method", "path")}
+    words = [f"id={fields['id']}", f"{fields['method']} {fields['path']}"]
+    return " ".join(words + [f"{name}={_word(value)}" for name, value in rest.items()])
+
+
+def _word(value: str | float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.3f}s" if isinstance(value, float) else str(value)
 
 
 def request_id_from(header: bytes | None) -> str:

@@ -208,4 +208,4 @@ async def _run(planned: _Planned, run: BackgroundRun) -> None:
                 run.tell(await builder.fail(api_error))
             await service.kept.update(record.owner, builder.object())
         finally:
-            log.info("%s", record.line())
+            record.log(log)

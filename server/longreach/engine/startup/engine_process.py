@@ -40,6 +40,7 @@ from longreach.engine.messages import (
 from longreach.engine.requests.request import Constraint
 from longreach.engine.sampling.grammar_threads import Preparation, Prepared
 from longreach.util.child_process import EXIT_DEVICE_LOST, belong_to_parent, end
+from longreach.util.log_lines import configure_logging
 from longreach.util.memory import settle_garbage
 
 Inbox = queue.SimpleQueue[ToEngine | Prepared | None]
@@ -50,7 +51,6 @@ logger = logging.getLogger(__name__)
 
 def main() -> None:
     """Serve one owner over the inherited socket whose file descriptor is the only argument."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s engine: %(message)s", stream=sys.stderr)
     belong_to_parent()
     connection = socket.socket(fileno=int(sys.argv[1]))
     inbox: Inbox = queue.SimpleQueue()
@@ -61,6 +61,7 @@ def main() -> None:
     if config is None:
         return
     assert isinstance(config, EngineConfig), f"expected a config first, got {type(config).__name__}"
+    configure_logging("info", config.log_format, "engine")
     built = _start(config, connection, outbox)
     if built is None:
         return
