@@ -68,6 +68,6 @@ def test_the_line_of_lost_lines_is_one_too() -> None:
 
 def test_every_process_of_a_server_writes_json(model_dir: Path) -> None:
     with ServerProcess(str(model_dir), "--log-format", "json", "--random-weights") as process:
-        eventually(lambda: "ready: http" in process.log or process.process.poll() is not None, 120, "ready")
+        eventually(lambda: "ready: http" in process.log or process.process.poll() is not None, 240, "ready")
     said = [json.loads(line) for line in process.lines]
     assert {line.get("process") for line in said} == {"engine", None}, process.log
