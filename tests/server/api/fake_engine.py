@@ -141,7 +141,14 @@ class EchoEngine:
         """As `EngineClient.seconds_to_read`: a minute."""
         return 60.0
 
-    async def pin(self, name: str, prompt: list[int], cache_salt: str = "", attention: AttentionPolicy = DENSE) -> None:
+    async def pin(
+        self,
+        name: str,
+        prompt: list[int],
+        cache_salt: str = "",
+        attention: AttentionPolicy = DENSE,
+        rope_factor: float = 0.0,
+    ) -> None:
         """As `EngineClient.pin`."""
         self.pins[name] = (prompt, cache_salt, attention)
 
@@ -154,6 +161,7 @@ class EchoEngine:
         prompt: Sequence[int],
         cache_salt: str = "",
         attention: AttentionPolicy = DENSE,
+        rope_factor: float = 0.0,
         *,
         max_tokens: int = 1,
         answers: int = 1,
