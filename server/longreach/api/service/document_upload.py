@@ -164,7 +164,7 @@ class _Upload:
             is_empty = is_empty and not text
             await self._store(text, len(chunk))
             await pipeline.feed(text if guard is None else guard.feed(text))
-            if ahead is not None and self._incoming.length is not None:
+            if ahead is not None and self._incoming.length is not None and self._bytes:
                 ahead.expect(round(ahead.fed_tokens * max(1.0, self._incoming.length / self._bytes)))
         text = decoder.end()
         if is_empty and not text:
