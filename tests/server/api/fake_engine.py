@@ -88,6 +88,8 @@ class EchoEngine:
         self.callers: list[str] = []
         self.looked: Looked | None = None
         self.looks: list[tuple[list[int], str, AttentionPolicy]] = []
+        self.look_factors: list[float] = []
+        self.pin_factors: list[float] = []
         self.running: set[str] = set()
         self.cancelled: list[str] = []
         self.pins: dict[str, tuple[list[int], str, AttentionPolicy]] = {}
@@ -151,6 +153,7 @@ class EchoEngine:
     ) -> None:
         """As `EngineClient.pin`."""
         self.pins[name] = (prompt, cache_salt, attention)
+        self.pin_factors.append(rope_factor)
 
     async def unpin(self, name: str) -> None:
         """As `EngineClient.unpin`."""
@@ -173,6 +176,7 @@ class EchoEngine:
         if not self.alive:
             raise EngineDeadError("the engine process is not running")
         self.looks.append((list(prompt), cache_salt, attention))
+        self.look_factors.append(rope_factor)
         if self.looked is not None:
             return msgspec.structs.replace(self.looked, total=len(prompt))
         host, disk = self.tiers
