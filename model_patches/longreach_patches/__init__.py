@@ -32,11 +32,14 @@ from longreach_patches.policy_step import (
     masks_under,
 )
 from longreach_patches.quantized import brings_kv_scales, scheme_of
+from longreach_patches.rope_tables import PLACE_MASK, ROW_SHIFT, RopeTable
 from longreach_patches.weight_sources import check_split
 
 __all__ = [
     "FAMILIES",
     "NO_SLOT",
+    "PLACE_MASK",
+    "ROW_SHIFT",
     "SINGLE",
     "BlockBudget",
     "Footprint",
@@ -53,6 +56,7 @@ __all__ = [
     "PatchError",
     "PatchedModel",
     "RankLayout",
+    "RopeTable",
     "StateShape",
     "StateStep",
     "StateStore",

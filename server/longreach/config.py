@@ -90,6 +90,10 @@ class Settings(BaseSettings):
         None,
         description="Scaling of RoPE instead of the config's: yarn:FACTOR:ORIGINAL, dynamic:FACTOR, none, or JSON.",
     )
+    rope: Literal["static", "auto"] = Field(
+        "static",
+        description="RoPE of a model that is scaled: static, for all alike, or auto, by the length of each request.",
+    )
     generation_config: Literal["auto", "openai"] = Field(
         "auto", description="Sampling defaults: auto (the model's generation_config.json) or openai (temperature 1)."
     )
@@ -391,6 +395,7 @@ class Settings(BaseSettings):
             revision=self.revision,
             hf_overrides=self.overrides,
             log_format=self.log_format,
+            rope_by_request=self.rope == "auto",
             device=self.device,
             dtype=self.dtype,
             quantization=self.quantization,

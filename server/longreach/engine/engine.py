@@ -19,6 +19,7 @@ from longreach.engine.messages import AttentionUse, DecodeUse, Failed, Generate,
 from longreach.engine.pair_count import PairCount
 from longreach.engine.requests.request import Constraint, Request
 from longreach.engine.requests.step_plan import Chunk, StepPlan
+from longreach.engine.rope_choice import contents_key
 from longreach.engine.sampling.sampler import NOT_A_NUMBER
 from longreach.engine.scheduling.forecast import NO_SIZES, EntrySizes, Forecaster
 from longreach.engine.scheduling.scheduler import Scheduler
@@ -146,7 +147,8 @@ class Engine:
 
     def pin(self, pin: Pin) -> None:
         """Evict what is cached of a prompt last; see `pinned_prompts`."""
-        self.scheduler.allocator.pinned.pin(pin.name, pin.prompt, pin.cache_salt, pin.attention.key)
+        contents = contents_key(pin.attention, pin.rope_factor)
+        self.scheduler.allocator.pinned.pin(pin.name, pin.prompt, pin.cache_salt, contents)
 
     def unpin(self, name: str) -> None:
         """End a pin, if there is one of this name."""

@@ -14,6 +14,7 @@ import msgspec
 from longreach.engine.cost_model import StepCost
 from longreach.engine.errors import FailureKind
 from longreach.engine.looks import Look, Looked
+from longreach.engine.rope_choice import RopeTable, contents_key
 from longreach.engine.stats import Stats
 from longreach.policies.values import DENSE, AttentionPolicy
 from longreach.util.log_lines import LogFormat
@@ -46,6 +47,7 @@ class EngineConfig(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     revision: str | None = None
     hf_overrides: dict[str, Any] = {}
     log_format: LogFormat = "text"
+    rope_by_request: bool = False
     gguf_file: str | None = None
     tokenizer_eos_ids: list[int] = []
     device: str = "auto"
@@ -130,6 +132,7 @@ class Generate(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     `flexible` request is read after all others, and no step is shortened for its answer. Callers take turns where
     grammars are compiled; `caller` says whose the request is. `drawn` are tokens of its answer that an engine which
     died has told: the answer goes on behind them as that of a preempted request does, and they are not told again.
+    Positions are turned by the table of `rope_factor`, one of `Started.rope_tables`; 0 where the engine has none.
     """
 
     request_id: str
@@ -148,6 +151,12 @@ class Generate(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     attention: AttentionPolicy = DENSE
     caller: str = ""
     drawn: list[int] = []
+    rope_factor: float = 0.0
+
+    @property
+    def contents_key(self) -> str:
+        """What the contents of its pages depend on beside its tokens and its salt."""
+        return contents_key(self.attention, self.rope_factor)
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):
@@ -158,12 +167,13 @@ class Cancel(msgspec.Struct, frozen=True, tag=True):
 
 class Pin(msgspec.Struct, frozen=True, tag=True):
     """Evict what is cached of a prompt last, until `Unpin`, in place of what this name has pinned before. A prompt is
-    known by its token ids, the salt and the attention policy of the requests that begin with it."""
+    known by its token ids, and by the salt, the attention policy and the rotary table of requests that begin so."""
 
     name: str
     prompt: list[int]
     cache_salt: str = ""
     attention: AttentionPolicy = DENSE
+    rope_factor: float = 0.0
 
 
 class Unpin(msgspec.Struct, frozen=True, tag=True):
@@ -182,7 +192,8 @@ class Started(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     `quantization` names the formats of quantised weights; `weight_bytes` is what the weights take on one device.
     `state_slots` are for recurrent states, of which one takes `state_bytes`; a running request has two, and the others
     are copies that later ones start from. `digest_namespace` is what the digests of pages depend on beside a request;
-    None without a prefix cache.
+    None without a prefix cache. `rope_tables` are the rotary frequencies that requests choose from, shortest first;
+    none where there is nothing to choose.
     """
 
     max_model_len: int
@@ -209,6 +220,7 @@ class Started(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     state_slots: int = 0
     state_bytes: int = 0
     digest_namespace: list[str] | None = None
+    rope_tables: list[RopeTable] = []
 
 
 class StartFailed(msgspec.Struct, frozen=True, tag=True):

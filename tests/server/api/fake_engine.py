@@ -88,6 +88,8 @@ class EchoEngine:
         self.callers: list[str] = []
         self.looked: Looked | None = None
         self.looks: list[tuple[list[int], str, AttentionPolicy]] = []
+        self.look_factors: list[float] = []
+        self.pin_factors: list[float] = []
         self.running: set[str] = set()
         self.cancelled: list[str] = []
         self.pins: dict[str, tuple[list[int], str, AttentionPolicy]] = {}
@@ -141,9 +143,17 @@ class EchoEngine:
         """As `EngineClient.seconds_to_read`: a minute."""
         return 60.0
 
-    async def pin(self, name: str, prompt: list[int], cache_salt: str = "", attention: AttentionPolicy = DENSE) -> None:
+    async def pin(
+        self,
+        name: str,
+        prompt: list[int],
+        cache_salt: str = "",
+        attention: AttentionPolicy = DENSE,
+        rope_factor: float = 0.0,
+    ) -> None:
         """As `EngineClient.pin`."""
         self.pins[name] = (prompt, cache_salt, attention)
+        self.pin_factors.append(rope_factor)
 
     async def unpin(self, name: str) -> None:
         """As `EngineClient.unpin`."""
@@ -154,6 +164,7 @@ class EchoEngine:
         prompt: Sequence[int],
         cache_salt: str = "",
         attention: AttentionPolicy = DENSE,
+        rope_factor: float = 0.0,
         *,
         max_tokens: int = 1,
         answers: int = 1,
@@ -165,6 +176,7 @@ class EchoEngine:
         if not self.alive:
             raise EngineDeadError("the engine process is not running")
         self.looks.append((list(prompt), cache_salt, attention))
+        self.look_factors.append(rope_factor)
         if self.looked is not None:
             return msgspec.structs.replace(self.looked, total=len(prompt))
         host, disk = self.tiers

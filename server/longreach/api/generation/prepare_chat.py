@@ -61,7 +61,7 @@ async def prepare_chat(
     asked = await with_kept_files(call, turn)
     turn = await placed(call, asked)
     text, prompt = await encode_chat(call, turn, answer_tokens=limit or 1, special=special, keep=keep)
-    max_tokens = tokens_left(prompt, limit, call.engine.info, turn.param)
+    max_tokens = tokens_left(call, prompt, limit, turn.param)
     texts: list[PromptText | None] = []
     if call.body.return_cache_usage and keep is None:
         texts.append(PromptText(text, of_request(asked, turn, await chat_spans(call, turn, text))))

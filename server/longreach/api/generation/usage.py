@@ -21,7 +21,12 @@ def usage_of(record: RequestRecord) -> Usage:
     prompt, output = record.prompt_tokens or 0, record.output_tokens
     cached = CachedTokens(record.cached_tokens)
     attention = attention_usage(record.attention, record.decode.values())
-    return Usage(prompt, output, prompt + output, cached, attention, cache_usage(record))
+    return Usage(prompt, output, prompt + output, cached, attention, cache_usage(record), rope_usage(record))
+
+
+def rope_usage(record: RequestRecord) -> float | msgspec.UnsetType:
+    """The largest factor of its prompts' rotary tables, where the server has such."""
+    return record.rope_factor or msgspec.UNSET
 
 
 def cache_usage(record: RequestRecord) -> CacheUsage | msgspec.UnsetType:

@@ -47,6 +47,7 @@ class RequestRecord:
         attention: what each prompt was computed with, unless that was dense.
         compared: the prompt beside the caller's recent ones, if the caller asks for that.
         decode: what each answer has read so far under a decode budget, by its request to the engine.
+        rope_factor: the largest factor of its prompts' rotary tables; 0 where there are none.
         at_end: what is left to do when the request has ended, however that was.
     """
 
@@ -73,6 +74,7 @@ class RequestRecord:
     finish: str | None = field(default=None, init=False)
     attention: list[AttentionUse] = field(default_factory=list, init=False)
     decode: dict[str, DecodeUse] = field(default_factory=dict, init=False)
+    rope_factor: float = field(default=0.0, init=False)
     at_end: contextlib.ExitStack = field(default_factory=contextlib.ExitStack, init=False)
     _shows_progress: bool = field(default=False, init=False)
     _read: dict[str, tuple[int, int, int, int]] = field(default_factory=dict, init=False)
@@ -115,6 +117,10 @@ class RequestRecord:
     def due(self, deadline_ms: int, predicted: float | None) -> None:
         """The first token is due so long after the request came, and is predicted in so many seconds from now."""
         self.deadline_ms, self.predicted = deadline_ms, predicted
+
+    def stretched(self, rope_factor: float) -> None:
+        """Its prompts' rotary tables have this factor at most; 0 where there are none."""
+        self.rope_factor = rope_factor
 
     def compare(self, compared: ComparedPrompt) -> None:
         """The caller is to be told what was cached, and why no more was."""

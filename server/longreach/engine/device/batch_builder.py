@@ -8,6 +8,7 @@ from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
+from longreach_patches import PLACE_MASK, ROW_SHIFT
 
 from longreach.engine.requests.request import Request
 from longreach.engine.requests.step_plan import Chunk, StepPlan
@@ -45,7 +46,8 @@ class HostBatch:
     """The arrays of one step: T tokens of B sequences, with logits of R rows.
 
     Attributes:
-        input_ids, positions, slots: (T,) the tokens, where they sit in their sequence, and where their keys go.
+        input_ids, positions, slots: (T,) the tokens, where they sit in their sequence, and where their keys go. Of a
+            model with rotary tables a position names the sequence's, as `longreach_patches.rope_tables` says.
         seq_slots: (B,) the requests' `seq_slot`.
         cu_seqlens_q: (B + 1,) where each sequence's tokens start.
         context_lens: (B,) tokens of each sequence that are in its pages after this step.
@@ -78,6 +80,11 @@ class HostBatch:
     other_slots: Int64 | None = None
     state_reads: Int64 | None = None
     state_writes: Int64 | None = None
+
+    @property
+    def places(self) -> Int64:
+        """(T,) where the tokens sit in their sequence, whatever their rotary tables are."""
+        return self.positions & PLACE_MASK
 
     @property
     def all_slots(self) -> list[Int64]:
@@ -151,12 +158,20 @@ class BatchBuilder:
     the group's stride: there is one group for each of `strides`. `dropped` is the id that stands for a page that a
     window has left behind. The device has the same tables:
     each batch says what has changed since the one before it, and all of them have to reach the device.
+    `rope_factors` are those of the model's rotary tables, in their order, if it has such.
     """
 
     def __init__(
-        self, max_num_seqs: int, max_pages: int, page_size: int, strides: Sequence[int] = (1,), dropped: int = 0
+        self,
+        max_num_seqs: int,
+        max_pages: int,
+        page_size: int,
+        strides: Sequence[int] = (1,),
+        dropped: int = 0,
+        rope_factors: Sequence[float] = (),
     ) -> None:
         num_groups = len(strides)
+        self._rope_rows = {factor: row << ROW_SHIFT for row, factor in enumerate(rope_factors)}
         self._page_size = page_size
         self._strides = strides
         self._tables: Int32 = np.zeros((num_groups, max_num_seqs, max_pages), np.int32)
@@ -193,6 +208,9 @@ class BatchBuilder:
         # The last rows of each chunk, as many as are wanted: counted down from its end.
         before_end = np.repeat(np.cumsum(wanted), wanted) - np.arange(wanted.sum())
         reads, writes = _states(chunks)
+        if self._rope_rows:
+            rows = [self._rope_rows[chunk.request.spec.rope_factor] for chunk in chunks]
+            positions |= np.repeat(np.array(rows, np.int64), sizes)
         return HostBatch(
             input_ids=input_ids,
             positions=positions,

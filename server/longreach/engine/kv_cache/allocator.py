@@ -124,7 +124,7 @@ class PageAllocator:
         if self._hasher is not None and known // self._size > len(digests):  # a copy of all tokens is not made often
             tokens = request.tokens[:known] if request.pending else request.tokens
             spec = request.spec
-            self._hasher.extend(digests, tokens, spec.cache_salt, spec.attention.key, request.prompt_tokens)
+            self._hasher.extend(digests, tokens, spec.cache_salt, spec.contents_key, request.prompt_tokens)
 
     def add(self, request: Request, others: Iterable[Request]) -> None:
         """Take note of a request that is new, beside `others` that are here."""

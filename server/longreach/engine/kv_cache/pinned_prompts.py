@@ -54,14 +54,14 @@ class PinnedPrompts:
         """How many prompts are pinned."""
         return len(self._names)
 
-    def pin(self, name: str, tokens: Sequence[int], salt: str = "", policy: str = "") -> None:
+    def pin(self, name: str, tokens: Sequence[int], salt: str = "", contents: str = "") -> None:
         """Have a prompt's entries evicted last until `unpin`, in place of what the name has pinned before.
 
-        `salt` is the tenant's, `policy` the attention policy's key.
+        `salt` is the tenant's, `contents` as `rope_choice.contents_key` says.
         """
         digests: list[bytes] = []
         if self._hasher is not None:
-            self._hasher.extend(digests, tokens, salt, policy)
+            self._hasher.extend(digests, tokens, salt, contents)
         keys = self._keys(digests)
         new = [entry for entry in keys if not self._count[entry]]
         self._count.update(keys)

@@ -1,8 +1,9 @@
 """Pages whose contents are known by a digest, so that prompts which begin alike share them.
 
 A page's digest is the SHA-256 of the digest of the page before it, and of its own tokens. The chain starts from
-everything else that the keys and values depend on (model, revision, types, attention policy) and from the caller's
-salt. So equal digests mean equal contents, and nobody learns of another tenant's prompts by timing a guess.
+everything else that the keys and values depend on (model, revision, types, attention policy, rotary table) and from
+the caller's salt. So equal digests mean equal contents, and nobody learns of another tenant's prompts by timing a
+guess.
 
 A cached page that no request holds is *idle*: it can be shared again, or evicted when its memory is needed.
 """
@@ -24,7 +25,7 @@ _PINNED_SHARE = 1 / 2
 
 
 class PageHasher:
-    """Makes the digests of pages. `namespace` is what all contents depend on, beside a request's salt, policy, tokens.
+    """Makes the digests of pages. `namespace` is what all contents depend on, beside a request's own.
 
     With `answers_apart` it counts, too, where the prompt ends, for a page that holds tokens behind that: the same
     tokens give other bits in a prompt than in an answer.
@@ -41,17 +42,22 @@ class PageHasher:
         return [*self._namespace[:-1]]
 
     def extend(
-        self, digests: list[bytes], tokens: Sequence[int], salt: str, policy: str = "", prompt_tokens: int | None = None
+        self,
+        digests: list[bytes],
+        tokens: Sequence[int],
+        salt: str,
+        contents: str = "",
+        prompt_tokens: int | None = None,
     ) -> None:
         """Append the digests of those full pages of `tokens` that `digests` does not have yet.
 
-        `salt` is the tenant's, `policy` the attention policy's key, `prompt_tokens` how many of the tokens, or of more
-        of them, are the prompt's; None: all.
+        `salt` is the tenant's, `contents` as `rope_choice.contents_key` says, `prompt_tokens` how many of the tokens,
+        or of more of them, are the prompt's; None: all.
         """
         first, last = len(digests), len(tokens) // self._page_size
         if first >= last:
             return
-        previous = digests[-1] if digests else self._root(salt, policy)
+        previous = digests[-1] if digests else self._root(salt, contents)
         new = memoryview(array("i", tokens[first * self._page_size : last * self._page_size])).cast("B")
         size = len(new) // (last - first)
         for start in range(0, len(new), size):

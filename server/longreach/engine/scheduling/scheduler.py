@@ -92,6 +92,8 @@ class Scheduler:
                 f"{request.prompt_tokens} prompt tokens and {request.spec.max_tokens} tokens to generate exceed the "
                 f"context of {self.limits.max_model_len} tokens"
             )
+        if request.spec.rope_factor not in (self.limits.rope_factors or (0.0,)):
+            raise ValueError(f"there are no rotary frequencies of the factor {request.spec.rope_factor:g}")
         if not self.allocator.fits(request.max_length):
             raise ValueError(f"{total} tokens do not fit into the KV cache of {self.allocator.num_tokens} tokens")
         request.foresee(self.limits.dense_share)

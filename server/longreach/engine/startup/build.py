@@ -34,6 +34,7 @@ from longreach.engine.kv_cache.state_allocator import StateAllocator
 from longreach.engine.kv_cache.state_pool import StatePool
 from longreach.engine.messages import EngineConfig, Started
 from longreach.engine.pair_count import PairCount
+from longreach.engine.rope_choice import RopeTable, within
 from longreach.engine.scheduling.forecast import EntrySizes
 from longreach.engine.scheduling.scheduler import Scheduler
 from longreach.engine.startup.capacity import Capacity, bounded_layers, host_tokens, state_places
@@ -105,7 +106,8 @@ def _engine(
     places = pool.pages_for(limits.max_model_len)
     dropped = pages.dropped if groups.windowed else 0
     strides = [group.stride for group in pages.shape.groups]
-    builder = BatchBuilder(limits.max_num_seqs, places, config.page_size, strides, dropped)
+    factors = [table.factor for table in loaded.rope_tables]
+    builder = BatchBuilder(limits.max_num_seqs, places, config.page_size, strides, dropped, factors)
     types = str(loaded.dtype), str(pages.shape.dtype)
     hasher = None
     if config.prefix_cache:
@@ -155,6 +157,7 @@ def _started(state: RankState, config: EngineConfig, groups: PageGroups, hasher:
         state_slots=0 if (states := state.forward.states) is None else states.num_slots,
         state_bytes=0 if states is None else ranks * states.shape.bytes_per_slot,
         digest_namespace=None if hasher is None else hasher.namespace,
+        rope_tables=within([RopeTable(*table) for table in loaded.rope_tables], limits.max_model_len),
     )
 
 

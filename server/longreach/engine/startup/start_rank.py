@@ -140,6 +140,7 @@ def measure(rank: LoadedRank) -> Measured:
         restored_pages=capacity.restored_pages(config.max_itl, shape.bytes_per_page),
         dense_share=rank.policies.dense_share,
         batch_invariant=config.batch_invariant,
+        rope_factors=tuple(table.factor for table in loaded.rope_tables),
         **({"least_chunk": LEAST_CHUNK} if rank.on_gpu else {}),
     )
     return Measured(limits, sized.num_pages, places, calibration, sized.state_slots)

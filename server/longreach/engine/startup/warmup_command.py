@@ -21,6 +21,7 @@ from longreach_patches import resolve_device
 
 from longreach.engine.engine import Engine
 from longreach.engine.messages import EngineConfig, Failed, Generate, Sampling, Started
+from longreach.engine.rope_choice import factor_for
 from longreach.engine.startup.build import build_engine
 from longreach.policies.values import Dynamic
 from longreach.sizes import LEAST_TILED_STEP, TILE
@@ -107,7 +108,14 @@ def exercise(engine: Engine, started: Started) -> int:
         nonlocal sent
         sent += 1
         prompt = [rng.randrange(started.vocab_size) for _ in range(length)]
-        return Generate(request_id=f"warmup-{sent}", prompt=prompt, max_tokens=_ANSWER, **more)  # pyright: ignore[reportArgumentType]
+        factor = factor_for(started.rope_tables, length, _ANSWER)
+        return Generate(
+            request_id=f"warmup-{sent}",
+            prompt=prompt,
+            max_tokens=_ANSWER,
+            rope_factor=factor,
+            **more,  # pyright: ignore[reportArgumentType]
+        )
 
     for sampling in _SAMPLINGS:
         for length in lengths:

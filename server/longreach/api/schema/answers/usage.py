@@ -136,7 +136,7 @@ class AttentionUsage(msgspec.Struct, frozen=True, kw_only=True):
 
 class Usage(msgspec.Struct, frozen=True):
     """Tokens of the prompts and of all answers, and what a sparse attention policy left out; with `return_cache_usage`
-    what was cached."""
+    what was cached. With `--rope auto`, `rope_factor` is that of the rotary frequencies; 1 for the native ones."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -144,6 +144,7 @@ class Usage(msgspec.Struct, frozen=True):
     prompt_tokens_details: CachedTokens
     attention: AttentionUsage | UnsetType = UNSET
     cache: CacheUsage | UnsetType = UNSET
+    rope_factor: float | UnsetType = UNSET
 
 
 class PromptLogprob(msgspec.Struct, frozen=True):

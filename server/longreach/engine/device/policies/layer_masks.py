@@ -217,7 +217,7 @@ class LayerPolicies:
         """
         count = group.tokens.stop - group.tokens.start
         owners = np.repeat(np.arange(group.sequences.start, group.sequences.stop), np.diff(group.cu_seqlens_q))
-        lengths = (batch.positions[group.tokens] + 1).astype(np.int32)
+        lengths = (batch.places[group.tokens] + 1).astype(np.int32)
         device = paged.context_lens.device
         [owner] = upload([owners], device)
         starts, lens = upload([np.arange(count + 1, dtype=np.int32), lengths], device)
