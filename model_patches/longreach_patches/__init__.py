@@ -27,11 +27,11 @@ from longreach_patches.policy_step import (
     MassSample,
     StepGroup,
     StepMeasurements,
-    TileChoice,
     chosen_layers,
     masks_under,
 )
 from longreach_patches.quantized import brings_kv_scales, scheme_of
+from longreach_patches.tile_choice import ChoicePart, TileChoice, TileProbe
 from longreach_patches.weight_sources import check_split
 
 __all__ = [
@@ -39,6 +39,7 @@ __all__ = [
     "NO_SLOT",
     "SINGLE",
     "BlockBudget",
+    "ChoicePart",
     "Footprint",
     "GroupMeasurements",
     "KVPages",
@@ -59,6 +60,7 @@ __all__ = [
     "StepGroup",
     "StepMeasurements",
     "TileChoice",
+    "TileProbe",
     "UnsupportedModelError",
     "WantedRows",
     "attention_layers",

@@ -105,7 +105,7 @@ def _engine(
     places = pool.pages_for(limits.max_model_len)
     dropped = pages.dropped if groups.windowed else 0
     strides = [group.stride for group in pages.shape.groups]
-    builder = BatchBuilder(limits.max_num_seqs, places, config.page_size, strides, dropped)
+    builder = BatchBuilder(limits.max_num_seqs, places, config.page_size, strides, dropped, policies.tiling)
     types = str(loaded.dtype), str(pages.shape.dtype)
     hasher = None
     if config.prefix_cache:
