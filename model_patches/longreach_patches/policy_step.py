@@ -196,7 +196,7 @@ def step_attention(q: Tensor, layer_index: int, step: PagedStep, call: Attention
             continue  # nothing of it is wanted
         record = step.record.of_group(index)
         queries = q[group.start : group.end]
-        sample = group.sample
+        sample = group.sample if group.budget is not None or layer_index != step.unmeasured else None
         if group.budget is not None and layer_index in group.budget.layers:
             out, lse, missed = _within_budget(queries, layer_index, step, group.budget, call, backend)
             record.missed.append(missed)
@@ -204,7 +204,7 @@ def step_attention(q: Tensor, layer_index: int, step: PagedStep, call: Attention
         elif group.choice is not None and layer_index in group.choice.estimators:
             out, lse = chosen_attention(queries, layer_index, step, group.choice, record.choice, call, backend)
             is_own = False
-            if sample is not None and layer_index != step.unmeasured and group.choice.is_dense(layer_index):
+            if sample is not None and group.choice.is_dense(layer_index):
                 record.kept.append(queries.new_ones((len(sample.rows), q.shape[1]), dtype=torch.float32))
                 sample = None
         else:
@@ -212,7 +212,7 @@ def step_attention(q: Tensor, layer_index: int, step: PagedStep, call: Attention
             is_own = mask == call.mask
             seen = call if is_own else replace(call, mask=mask)
             out, lse = paged_attention_call(queries, *pages, group.batch.of_group(of_layer), seen, backend)
-        if sample is not None and not is_own and layer_index != step.unmeasured:
+        if sample is not None and not is_own:
             record.kept.append(_kept(queries, lse, layer_index, step, sample, call, backend))
         parts.append(out)
     return parts[0] if len(parts) == 1 else torch.cat(parts)

@@ -38,7 +38,8 @@ class PagedStep:
     The layers note in `record` what they measure of the groups; `measured` has it when the step is computed.
 
     The last layer computes keys and values of all tokens, and all else for `wanted` only, if that is given: the model
-    then gives R rows for T. A model whose layers are not fused refuses it, and a step with groups has none.
+    then gives R rows for T. A model whose layers are not fused refuses it. `unmeasured` is that layer, whether it does
+    so in this step or not: of groups without a budget no kept mass is measured there.
 
     `states` are those of layers that keep one in place of keys and values; None for models without such layers.
     """

@@ -207,8 +207,11 @@ class ForwardPass:
             return replayed.logits, None if plan is None else StepSamples.of_replay(plan, replayed.step)
         return self._eager(batch, plan)
 
-    def _wanted(self, batch: HostBatch, logit_rows: torch.Tensor) -> WantedRows | None:
-        """What the last layer is asked for, where that is much less than all: nothing after it looks at other rows."""
+    def _wanted(self, batch: HostBatch, logit_rows: torch.Tensor, samples: StepSamples | None) -> WantedRows | None:
+        """What the last layer is asked for, where that is much less than all: nothing after it looks at other rows.
+
+        Of `samples` it measures those of answers within a budget of keys, whose rows are all wanted.
+        """
         if not self.loaded.patched.fused:
             return None  # the model's own last layer computes all
         unwanted = len(batch.input_ids) - len(batch.logit_rows)
@@ -222,7 +225,11 @@ class ForwardPass:
         alone = batch.of_wanted(lone_as_decodes=not invariant)
         [seq_slots] = upload([alone.seq_slots], logit_rows.device)
         paged = self._on_device(alone, seq_slots)
-        return WantedRows(logit_rows, paged, self.policies.groups(alone, paged))
+        asked = None if samples is None else samples.samples
+        if asked:
+            budgets = (isinstance(group.policy, SparseDecode) for group in batch.groups)
+            asked = [sample if is_budget else None for sample, is_budget in zip(asked, budgets, strict=True)]
+        return WantedRows(logit_rows, paged, self.policies.groups(alone, paged, asked))
 
     @torch.inference_mode()
     def move(self, moves: CacheMoves) -> None:
@@ -253,7 +260,7 @@ class ForwardPass:
         paged = self._on_device(batch, seq_slots)
         samples = StepSamples.of_step(plan, batch, paged) if plan is not None else None
         groups = self.policies.groups(batch, paged, samples.samples if samples is not None else None)
-        wanted = self._wanted(batch, logit_rows)
+        wanted = self._wanted(batch, logit_rows, samples)
         states = self._states_of(batch, paged.cu_seqlens_q)
         step = PagedStep(
             self.pages,
