@@ -23,6 +23,7 @@ from benchmarks import (
     decode_budget,
     disk_restart,
     estimates,
+    policy_cost,
     profile_kernels,
     quality_report,
     training_steps,
@@ -111,6 +112,7 @@ _ROW_TABLES = {
     "budget": decode_budget.table,
     "ahead": estimates.table,
     "task": answers_report.table,
+    "unchosen": policy_cost.table,
     "choice": choices_table,
     "errors": errors_table,
 }

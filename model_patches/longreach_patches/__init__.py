@@ -27,12 +27,12 @@ from longreach_patches.policy_step import (
     MassSample,
     StepGroup,
     StepMeasurements,
-    TileChoice,
     chosen_layers,
     masks_under,
 )
 from longreach_patches.quantized import brings_kv_scales, scheme_of
 from longreach_patches.rope_tables import PLACE_MASK, ROW_SHIFT, RopeTable
+from longreach_patches.tile_choice import ChoicePart, TileChoice, TileProbe
 from longreach_patches.weight_sources import check_split
 
 __all__ = [
@@ -42,6 +42,7 @@ __all__ = [
     "ROW_SHIFT",
     "SINGLE",
     "BlockBudget",
+    "ChoicePart",
     "Footprint",
     "GroupMeasurements",
     "KVPages",
@@ -63,6 +64,7 @@ __all__ = [
     "StepGroup",
     "StepMeasurements",
     "TileChoice",
+    "TileProbe",
     "UnsupportedModelError",
     "WantedRows",
     "attention_layers",

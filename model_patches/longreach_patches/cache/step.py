@@ -15,10 +15,12 @@ from longreach_patches.policy_step import StepGroup, StepMeasurements, StepRecor
 
 class WantedRows(NamedTuple):
     """The rows of a step whose results are wanted: `rows` (R,) int64, ascending, the last ones of each of some of its
-    sequences, and those sequences with these queries alone, as `batch`; None if there are none."""
+    sequences, and those sequences with these queries alone, as `batch`; None if there are none. `groups` are those of
+    the step with these rows alone, empty ones included."""
 
     rows: torch.Tensor
     batch: PagedBatch | None
+    groups: tuple[StepGroup, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,8 @@ class PagedStep:
     The layers note in `record` what they measure of the groups; `measured` has it when the step is computed.
 
     The last layer computes keys and values of all tokens, and all else for `wanted` only, if that is given: the model
-    then gives R rows for T. A model whose layers are not fused refuses it, and a step with groups has none.
+    then gives R rows for T. A model whose layers are not fused refuses it. `unmeasured` is that layer, whether it does
+    so in this step or not: of groups without a budget no kept mass is measured there.
 
     `states` are those of layers that keep one in place of keys and values; None for models without such layers.
     """
@@ -49,6 +52,7 @@ class PagedStep:
     states: StateStep | None = None
     record: StepRecord = field(default_factory=StepRecord)
     other_slots: torch.Tensor | None = None
+    unmeasured: int | None = None
 
     def slots_of(self, layer: int) -> torch.Tensor:
         """(T,) int64, where each token's key and value go in the pages of a layer."""
@@ -63,12 +67,13 @@ class PagedStep:
         """The step of the wanted rows alone, of which there must be some."""
         assert self.wanted is not None
         assert self.wanted.batch is not None
-        assert not self.groups, "a step with groups computes all rows"
+        assert len(self.wanted.groups) == len(self.groups), "a group of the step has its place among the wanted rows"
         rows, others = self.wanted.rows, self.other_slots
         return replace(
             self,
             batch=self.wanted.batch,
             slots=self.slots[rows],
+            groups=self.wanted.groups,
             other_slots=None if others is None else others[:, rows],
             wanted=None,
         )

@@ -268,8 +268,9 @@ class AttentionUse(msgspec.Struct, frozen=True, kw_only=True):
     everything, and those with windows that the policy narrows. `other_pairs` are those of the other layers. The dense
     ones are those that the layers' own masks leave. They are of the part of the prompt that was computed, not found in
     the cache. FLOPs and bytes of keys and values are those of the tiles that were skipped, before any cache.
-    `kept_mass` is None where no layer is changed. Under a dynamic policy tiles are the kernel's own, of the layers
-    where they are chosen, and pairs follow from them.
+    `kept_mass` is None where no layer is changed whose mass is measured. Under a dynamic policy tiles are the kernel's
+    own, of the layers where they are chosen, and pairs follow from them; `unchosen` of them are in layers and spans
+    where choosing was not worth what it costs.
     """
 
     policy: AttentionPolicy
@@ -281,6 +282,7 @@ class AttentionUse(msgspec.Struct, frozen=True, kw_only=True):
     flops_saved: int
     kv_bytes_saved: int
     other_pairs: int = 0
+    unchosen: int = 0
     kept_mass: KeptMass | None = None
 
 

@@ -38,6 +38,7 @@ def attention_usage(uses: Sequence[AttentionUse], answers: Collection[DecodeUse]
         flops_saved=sum(use.flops_saved for use in uses),
         kv_bytes_saved=sum(use.kv_bytes_saved for use in uses),
         kept_mass=_kept_mass(uses),
+        tiles_unchosen=sum(use.unchosen for use in uses) if uses[0].policy.chooses_tiles else UNSET,
         decode=_decode(answers),
     )
 

@@ -7,13 +7,14 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from longreach_kernels import PagedBatch
 from longreach_kernels.delta import StateBatch
 from longreach_patches import KVPages, LoadedModel, PagedStep, StateStep, StateStore, StepMeasurements, WantedRows
 from torch import distributed, nn
 
-from longreach.engine.device.batch_builder import HostBatch
+from longreach.engine.device.batch_builder import HostBatch, HostGroup
 from longreach.engine.device.device_tables import DeviceTables
 from longreach.engine.device.graphs.capture import Needs, others
 from longreach.engine.device.graphs.decode import DecodeGraphs
@@ -25,6 +26,7 @@ from longreach.engine.device.policies.mass_samples import StepSamples
 from longreach.engine.kv_cache.offload_index import CacheMoves
 from longreach.engine.requests.step_plan import StepPlan
 from longreach.engine.scheduling.limits import Limits
+from longreach.policies.values import SparseDecode
 from longreach.util.transfer import upload
 
 # Rows that the last layer need not compute before it is told so: that takes copies to the device, some 50 us.
@@ -205,18 +207,29 @@ class ForwardPass:
             return replayed.logits, None if plan is None else StepSamples.of_replay(plan, replayed.step)
         return self._eager(batch, plan)
 
-    def _wanted(self, batch: HostBatch, logit_rows: torch.Tensor) -> WantedRows | None:
-        """What the last layer is asked for, where that is much less than all: nothing after it looks at other rows."""
+    def _wanted(self, batch: HostBatch, logit_rows: torch.Tensor, samples: StepSamples | None) -> WantedRows | None:
+        """What the last layer is asked for, where that is much less than all: nothing after it looks at other rows.
+
+        Of `samples` it measures those of answers within a budget of keys, whose rows are all wanted.
+        """
         if not self.loaded.patched.fused:
             return None  # the model's own last layer computes all
         unwanted = len(batch.input_ids) - len(batch.logit_rows)
-        if batch.groups or unwanted < _WORTH_LEAVING_OUT or self.loaded.layout.context_size > 1:
+        if unwanted < _WORTH_LEAVING_OUT or self.loaded.layout.context_size > 1:
+            return None
+        invariant = self.loaded.patched.batch_invariant
+        if batch.groups and (invariant or any(_recomputes_budget(group, batch) for group in batch.groups)):
             return None
         if not len(batch.logit_rows):
             return WantedRows(logit_rows, None)
-        alone = batch.of_wanted(lone_as_decodes=not self.loaded.patched.batch_invariant)
+        alone = batch.of_wanted(lone_as_decodes=not invariant)
         [seq_slots] = upload([alone.seq_slots], logit_rows.device)
-        return WantedRows(logit_rows, self._on_device(alone, seq_slots))
+        paged = self._on_device(alone, seq_slots)
+        asked = None if samples is None else samples.samples
+        if asked:
+            budgets = (isinstance(group.policy, SparseDecode) for group in batch.groups)
+            asked = [sample if is_budget else None for sample, is_budget in zip(asked, budgets, strict=True)]
+        return WantedRows(logit_rows, paged, self.policies.groups(alone, paged, asked))
 
     @torch.inference_mode()
     def move(self, moves: CacheMoves) -> None:
@@ -247,9 +260,18 @@ class ForwardPass:
         paged = self._on_device(batch, seq_slots)
         samples = StepSamples.of_step(plan, batch, paged) if plan is not None else None
         groups = self.policies.groups(batch, paged, samples.samples if samples is not None else None)
-        wanted = self._wanted(batch, logit_rows)
+        wanted = self._wanted(batch, logit_rows, samples)
         states = self._states_of(batch, paged.cu_seqlens_q)
-        step = PagedStep(self.pages, paged, slots, groups, wanted, states, other_slots=other_slots)
+        step = PagedStep(
+            self.pages,
+            paged,
+            slots,
+            groups,
+            wanted,
+            states,
+            other_slots=other_slots,
+            unmeasured=self.policies.unmeasured,
+        )
         logits = forward(self.loaded, step, input_ids, positions, logit_rows)
         measured = step.measured()
         if self.loaded.layout.size > 1:
@@ -290,9 +312,18 @@ def _lone(batch: HostBatch) -> Iterator[tuple[slice, slice]]:
         yield slice(tokens, tokens + count), slice(sequences, sequences + count)
 
 
+def _recomputes_budget(group: HostGroup, batch: HostBatch) -> bool:
+    """Whether it has tokens of answers within a budget of keys whose logits are not wanted: what they miss is measured
+    in all layers."""
+    if not isinstance(group.policy, SparseDecode):
+        return False
+    first, last = np.searchsorted(batch.logit_rows, [group.tokens.start, group.tokens.stop])
+    return last - first < group.tokens.stop - group.tokens.start
+
+
 def _of_all_ranks(measured: StepMeasurements) -> StepMeasurements:
     """What was measured, with the tiles that dynamic policies chose counted over the heads of all ranks."""
     for group in measured:
         if group.visited is not None:
-            distributed.all_reduce(group.visited)  # in place: the sum over layers was made for this
+            distributed.all_reduce(group.visited)  # in place: it was stacked for this
     return measured

@@ -107,7 +107,9 @@ def _engine(
     dropped = pages.dropped if groups.windowed else 0
     strides = [group.stride for group in pages.shape.groups]
     factors = [table.factor for table in loaded.rope_tables]
-    builder = BatchBuilder(limits.max_num_seqs, places, config.page_size, strides, dropped, factors)
+    builder = BatchBuilder(
+        limits.max_num_seqs, places, config.page_size, strides, dropped, factors, policies.tiling
+    )
     types = str(loaded.dtype), str(pages.shape.dtype)
     hasher = None
     if config.prefix_cache:

@@ -133,6 +133,7 @@ def load_rank(config: EngineConfig, joined: Joined) -> LoadedRank:
         step_tokens=batched_tokens,
         part=layout.part(head_shape(loaded.config).heads),
         rotary=rotary_layers(loaded.config),
+        is_cut=loaded.patched.leaves_rows_out and layout.context_size == 1,
     )
     if config.gguf_file is not None and layout.rank == 0 and not config.random_weights:
         sizes = str(loaded.dtype), footprint.weight_bytes, loaded.quantization

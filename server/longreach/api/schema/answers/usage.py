@@ -119,7 +119,9 @@ class AttentionUsage(msgspec.Struct, frozen=True, kw_only=True):
 
     `parameters` are those that took effect. Tiles are of 128 x 128 pairs; the FLOPs and the bytes of keys and values
     are those of the tiles that were skipped. What came from the cache is not counted. `decode` is there with a
-    `decode_budget`, and says of the answers what the rest says of the prompt.
+    `decode_budget`, and says of the answers what the rest says of the prompt. `tiles_unchosen` is there where tiles
+    are chosen: those of `tiles_visited` in parts of the prompt and layers that were computed densely, since choosing
+    was not worth what it costs.
     """
 
     policy: str
@@ -131,6 +133,7 @@ class AttentionUsage(msgspec.Struct, frozen=True, kw_only=True):
     flops_saved: int
     kv_bytes_saved: int
     kept_mass: KeptMass | None
+    tiles_unchosen: int | UnsetType = UNSET
     decode: DecodeUsage | UnsetType = UNSET
 
 

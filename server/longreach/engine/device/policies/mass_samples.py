@@ -22,6 +22,7 @@ from longreach.engine.device.batch_builder import HostBatch, HostGroup
 from longreach.engine.requests.request import Request
 from longreach.engine.requests.sparse_decode_stats import TokenRead
 from longreach.engine.requests.step_plan import Chunk, StepPlan
+from longreach.engine.requests.tile_worth import TilePart
 from longreach.policies.values import SparseDecode
 from longreach.util.transfer import OnItsWay, upload
 
@@ -51,12 +52,16 @@ class _Group:
     kept: OnItsWay | None = None
     visited: OnItsWay | None = None
     missed: OnItsWay | None = None
+    parts: tuple[tuple[int, TilePart], ...] = ()
+    visited_layers: tuple[int, ...] = ()
 
     def deliver(self, drawn: dict[str, list[int]]) -> None:
         """As `StepSamples.deliver`."""
         if self.visited is not None:
-            for chunk, tiles in zip(self.chunks, self.visited.lists()[0], strict=True):
-                chunk.request.measured.visited += tiles
+            by_part = zip(*self.visited.lists()[0], strict=True)
+            for (index, part), counts in zip(self.parts, by_part, strict=True):
+                chosen = dict(zip(self.visited_layers, counts, strict=True))
+                self.chunks[index].request.measured.tiles.add(part, chosen)
         if self.missed is not None:
             _count_reads(self.chunks, self.missed.lists()[0], drawn)
         if self.kept is None:
@@ -130,6 +135,7 @@ class StepSamples:
         for group, found in zip(self._groups, measured, strict=True):
             group.kept = None if found.kept is None else OnItsWay(found.kept)
             group.visited = None if found.visited is None else OnItsWay(found.visited)
+            group.visited_layers = found.visited_layers
             group.missed = None if found.missed is None else OnItsWay(_of_tokens(found.missed))
 
     def deliver(self, drawn: dict[str, list[int]]) -> None:
@@ -141,7 +147,7 @@ class StepSamples:
 
 def _asked(group: HostGroup, chunks: tuple[Chunk, ...], paged: PagedBatch) -> _Group:
     """The queries of a group that are looked at, of a step with the sequences `paged`."""
-    asked = _Group(chunks)
+    asked = _Group(chunks, parts=group.parts)
     rows: list[int] = []
     owners: list[int] = []
     lengths: list[int] = []
