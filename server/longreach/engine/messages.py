@@ -180,7 +180,7 @@ class Started(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     `quantization` names the formats of quantised weights; `weight_bytes` is what the weights take on one device.
     `state_slots` are for recurrent states, of which one takes `state_bytes`; a running request has two, and the others
     are copies that later ones start from. `digest_namespace` is what the digests of pages depend on beside a request;
-    None without a prefix cache.
+    None without a prefix cache. `start_phases` are the seconds of the start by what they went to.
     """
 
     max_model_len: int
@@ -207,6 +207,7 @@ class Started(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     state_slots: int = 0
     state_bytes: int = 0
     digest_namespace: list[str] | None = None
+    start_phases: dict[str, float] = {}
 
 
 class StartFailed(msgspec.Struct, frozen=True, tag=True):
@@ -302,6 +303,8 @@ class Update(msgspec.Struct, frozen=True, kw_only=True):
     `logprobs` has one for each of `tokens`, and `prompt_logprobs` those of the prompt's tokens that follow the ones
     already told; the prompt's first token has none. The update with the first token has the `attention` of a request
     that is not dense, and each one with tokens the `decode` of a request with a decode budget.
+
+    `compiling`: the request waits for kernels that are compiled beside the steps, until its next update.
     """
 
     request_id: str
@@ -317,6 +320,7 @@ class Update(msgspec.Struct, frozen=True, kw_only=True):
     prompt_logprobs: list[Logprob] = []
     attention: AttentionUse | None = None
     decode: DecodeUse | None = None
+    compiling: bool = False
 
 
 class Updates(msgspec.Struct, frozen=True, tag=True):

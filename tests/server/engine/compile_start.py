@@ -30,6 +30,7 @@ from longreach.engine.device.policies.layer_masks import LayerPolicies
 from longreach.engine.scheduling.limits import Limits
 from longreach.engine.startup import parallel_compile
 from longreach.engine.startup.calibrate import calibrate
+from longreach.engine.startup.policy_steps import PolicySteps
 from longreach.engine.startup.warmup import warm
 from longreach_kernels import decode_needs
 from longreach_kernels.backends import resolve as backends
@@ -166,6 +167,7 @@ def start(
     num_pages: int,
     limits: Limits,
     graphs_over: Callable[[KVPages, torch.Tensor, Limits], StepGraphs],
+    policies: LayerPolicies,
 ) -> None:
     """What `start_rank` does on a GPU, but that numbers which nothing computed are not compared."""
     for tokens in compared_tokens(loaded.patched):
@@ -176,6 +178,7 @@ def start(
     drawn = torch.zeros(limits.max_num_seqs, dtype=torch.int64)
     graphs_over(pages, drawn, limits).capture()
     warm(loaded, pages, limits)
+    PolicySteps(loaded, pages, limits, policies).compute(all_contexts=False)
 
 
 def _pages_left_by(compile_kernels: Callable[[], None]) -> int:
@@ -217,12 +220,12 @@ def main(model: str, backend: str, kv_dtype: str) -> dict[str, Any]:
     graphs_over = partial(StepGraphs.of, loaded, policies, partial(decode_needs, q, page, backend=backend))
     left = _pages_left_by(
         lambda: parallel_compile.compile_kernels(
-            loaded, footprint, *_PLANNED, calibrated=_STEP, graphs_over=graphs_over
+            loaded, footprint, *_PLANNED, policies, calibrated=_STEP, graphs_over=graphs_over
         )
     )
     compiler.starting = True
     with torch.inference_mode():
-        start(loaded, shape, *_FOUND, graphs_over)
+        start(loaded, shape, *_FOUND, graphs_over, policies)
     return {"ahead": sorted(compiler.ahead), "late": compiler.late, "launches": compiler.launches, "left": left}
 
 
