@@ -193,7 +193,7 @@ class Started(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     `state_slots` are for recurrent states, of which one takes `state_bytes`; a running request has two, and the others
     are copies that later ones start from. `digest_namespace` is what the digests of pages depend on beside a request;
     None without a prefix cache. `rope_tables` are the rotary frequencies that requests choose from, shortest first;
-    none where there is nothing to choose.
+    none where there is nothing to choose. `start_phases` are the seconds of the start by what they went to.
     """
 
     max_model_len: int
@@ -221,6 +221,7 @@ class Started(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     state_bytes: int = 0
     digest_namespace: list[str] | None = None
     rope_tables: list[RopeTable] = []
+    start_phases: dict[str, float] = {}
 
 
 class StartFailed(msgspec.Struct, frozen=True, tag=True):
@@ -318,6 +319,8 @@ class Update(msgspec.Struct, frozen=True, kw_only=True):
     `logprobs` has one for each of `tokens`, and `prompt_logprobs` those of the prompt's tokens that follow the ones
     already told; the prompt's first token has none. The update with the first token has the `attention` of a request
     that is not dense, and each one with tokens the `decode` of a request with a decode budget.
+
+    `compiling`: the request waits for kernels that are compiled beside the steps, until its next update.
     """
 
     request_id: str
@@ -333,6 +336,7 @@ class Update(msgspec.Struct, frozen=True, kw_only=True):
     prompt_logprobs: list[Logprob] = []
     attention: AttentionUse | None = None
     decode: DecodeUse | None = None
+    compiling: bool = False
 
 
 class Updates(msgspec.Struct, frozen=True, tag=True):

@@ -77,6 +77,7 @@ class RequestRecord:
     rope_factor: float = field(default=0.0, init=False)
     at_end: contextlib.ExitStack = field(default_factory=contextlib.ExitStack, init=False)
     _shows_progress: bool = field(default=False, init=False)
+    _compiling: set[str] = field(default_factory=set, init=False)
     _read: dict[str, tuple[int, int, int, int]] = field(default_factory=dict, init=False)
 
     @property
@@ -113,6 +114,10 @@ class RequestRecord:
         self._read[engine_request_id] = (computed, cached, host, disk)
         totals = map(sum, zip(*self._read.values(), strict=True))
         self.computed_tokens, self.cached_tokens, self.host_tokens, self.disk_tokens = totals
+
+    def compiles(self, engine_request_id: str, compiling: bool) -> None:
+        """Whether an answer waits for kernels to be compiled."""
+        (self._compiling.add if compiling else self._compiling.discard)(engine_request_id)
 
     def due(self, deadline_ms: int, predicted: float | None) -> None:
         """The first token is due so long after the request came, and is predicted in so many seconds from now."""
@@ -160,6 +165,8 @@ class RequestRecord:
         """What a silent stream sends: a line that says nothing, or a comment with the progress if that is wanted."""
         if not self._shows_progress:
             return _SILENT_LINE
+        if self._compiling:
+            return b": compiling\n"
         if self.output_tokens:
             return f": decode {self.output_tokens}\n".encode()
         return f": prefill {self.computed_tokens}/{self.prompt_tokens}\n".encode()

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from longreach_kernels import PagedBatch
+from longreach_kernels.compile_beside import raise_if_missing
 from longreach_kernels.delta import StateBatch
 from longreach_patches import KVPages, LoadedModel, PagedStep, StateStep, StateStore, StepMeasurements, WantedRows
 from torch import distributed, nn
@@ -39,6 +40,9 @@ def forward(loaded: LoadedModel, step: PagedStep, input_ids: torch.Tensor, posit
     the step's wanted ones if it has any.
 
     Of a long step each context rank has some of the tokens; all have all logits.
+
+    Raises:
+        KernelsMissingError: under `KernelsBeside.guarded`, if kernels are not compiled yet; nothing was computed.
     """
     if (sizes := loaded.layout.token_sizes(len(input_ids))) is not None:
         return _spread(loaded, step, input_ids, positions, rows, sizes)
@@ -50,6 +54,7 @@ def forward(loaded: LoadedModel, step: PagedStep, input_ids: torch.Tensor, posit
         logits_to_keep=rows if step.wanted is None else 0,  # 0: all that the last layer gives
         paged_step=step,
     )
+    raise_if_missing()
     return output.logits[0]
 
 

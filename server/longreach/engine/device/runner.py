@@ -6,11 +6,13 @@ behind it; whoever wants them waits for that copy alone.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from itertools import accumulate, islice
 
 import numpy as np
 import torch
+from longreach_kernels.compile_beside import KernelsBeside
 
 from longreach.engine.device.batch_builder import BatchBuilder, HostBatch
 from longreach.engine.device.forward_pass import ForwardPass
@@ -31,14 +33,22 @@ class Runner:
     """Executes plans on one device, and has the other `ranks` do their part of them.
 
     It keeps of requests the table of their pages, on the host and on the device, and there the token each drew last.
+    With `kernels` no step waits for the compilation of one.
     """
 
-    def __init__(self, computing: ForwardPass, builder: BatchBuilder, ranks: Ranks | None = None) -> None:
+    def __init__(
+        self,
+        computing: ForwardPass,
+        builder: BatchBuilder,
+        ranks: Ranks | None = None,
+        kernels: KernelsBeside | None = None,
+    ) -> None:
         self._loaded = computing.loaded
         self.overlaps = self._loaded.device.type == "cuda"
         self._computing = computing
         self._builder = builder
         self._ranks = ranks
+        self._kernels = kernels
         self._vocab_size = self._loaded.config.vocab_size
         self._seconds: float | None = None
 
@@ -47,7 +57,8 @@ class Runner:
         """Compute every chunk of `plan`; the result waits for the tokens that were drawn."""
         batch = self._builder.build(plan)
         span = DeviceSpan() if self._loaded.device.type == "cuda" else None
-        logits, samples = self._logits(plan, batch)
+        with contextlib.nullcontext() if self._kernels is None else self._kernels.guarded():
+            logits, samples = self._logits(plan, batch)
         drawing = [chunk for chunk in plan.chunks if chunk.num_draws]
         draws = [Draw(chunk.request, chunk.drafts[:after]) for chunk in drawing for after in range(chunk.num_draws)]
         tokens = logits.new_empty(0, dtype=torch.int64)
@@ -95,6 +106,8 @@ class Runner:
 
     def close(self) -> None:
         """As `StepRunner.close`."""
+        if self._kernels is not None:
+            self._kernels.close()
         if self._ranks is not None:
             self._ranks.dismiss()
             self._computing.close()

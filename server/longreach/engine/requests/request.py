@@ -62,6 +62,7 @@ class Request:
         preempted: it had to give its pages back once, or lost them with an engine that died.
         waited: seconds from its arrival to its first step, once that has begun.
         awaited: since when it waits for what comes back from host memory or disk, if it does.
+        compiling: whether it computes nothing until kernels that it needs are compiled.
         scored: of how many of its prompt's first tokens the log-probabilities are, or are being, computed.
         logprobs: log-probabilities by position, from when they are computed to when they are told.
         measured: what its attention policy has left out, so far as that is measured.
@@ -83,6 +84,7 @@ class Request:
     preempted: bool = False
     waited: float | None = None
     awaited: Awaited | None = None
+    compiling: bool = False
     finish_reason: FinishReason | None = None
     scored: int = 1
     logprobs: dict[int, Logprob] = field(default_factory=dict)

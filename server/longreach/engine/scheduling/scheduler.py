@@ -224,8 +224,8 @@ class Scheduler:
         left = self.limits.max_batched_tokens - len(requests)  # for what is computed again
         chunks = []
         for request in requests:
-            if request.seq_slot < 0:
-                continue  # preempted
+            if request.seq_slot < 0 or request.compiling:
+                continue  # preempted, or to be computed later
             wanted = 1 + request.redo
             if wanted > left + 1:
                 continue  # in the next step
@@ -250,7 +250,7 @@ class Scheduler:
         requests = self._reading()
         if not self._queue.next.is_blocked:
             requests += self.waiting.values()
-        if not requests:
+        if not (requests := [request for request in requests if not request.compiling]):
             return []
         cost = self.step_time.cost
         left = StepBudget.beside(streams, self.limits, self.step_time)

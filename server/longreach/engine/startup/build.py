@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import torch
 from longreach_kernels import Backend
+from longreach_kernels.compile_beside import KernelsBeside
 from longreach_kernels.sizes import MAX_HOPPER_DECODE_HEAD_DIM
 from longreach_patches import (
     LoadedModel,
@@ -125,8 +126,13 @@ def _engine(
     scheduler = Scheduler(PageAllocator(pool, hasher, groups, states), limits)
     started = _started(state, config, groups, hasher)
     sizes = EntrySizes(started.page_bytes, started.state_bytes)
-    runner = Runner(computing, builder, ranks)
-    engine = Engine(scheduler, runner, pairs=pairs, policies=policies, usage=usage, sizes=sizes)
+    kernels = None
+    if loaded.device.type == "cuda" and ranks is None:  # several would have to wait for each other's
+        kernels = KernelsBeside(loaded.device, torch.get_num_threads())
+    runner = Runner(computing, builder, ranks, kernels)
+    engine = Engine(
+        scheduler, runner, pairs=pairs, policies=policies, usage=usage, sizes=sizes, compiled=state.compiled
+    )
     return engine, started
 
 
@@ -160,6 +166,7 @@ def _started(state: RankState, config: EngineConfig, groups: PageGroups, hasher:
         state_bytes=0 if states is None else ranks * states.shape.bytes_per_slot,
         digest_namespace=None if hasher is None else hasher.namespace,
         rope_tables=within([RopeTable(*table) for table in loaded.rope_tables], limits.max_model_len),
+        start_phases=state.phases,
     )
 
 

@@ -10,7 +10,6 @@ import torch
 from longreach_kernels import DecodeNeeds, PagedBatch
 from longreach_kernels.delta import StateBatch
 from longreach_patches import PagedStep, StateStep, StateStore
-from torch import distributed
 
 # (step, input ids, positions, rows) -> logits; the next is (input ids, sequence slots) -> input ids
 Forward = Callable[[PagedStep, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -36,16 +35,19 @@ class Captured:
 
 
 def capture(run: Callable[[], torch.Tensor], pool: Any) -> Captured:
-    """Run a step once, which compiles kernels and initialises libraries, and capture it."""
+    """Run a step once, which initialises libraries, and capture it.
+
+    Raises:
+        KernelsMissingError: as `forward_pass.forward`; nothing is captured.
+    """
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         run()
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
-    # Where there are several ranks, NCCL's own thread may ask the device something meanwhile.
-    mode = "thread_local" if distributed.is_initialized() else "global"
-    with torch.cuda.graph(graph, pool=pool, capture_error_mode=mode):
+    # Other threads may ask the device something meanwhile: NCCL's own, and those that load kernels beside steps.
+    with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
         logits = run()
     return Captured(graph, logits)
 
