@@ -127,7 +127,8 @@ class Generate(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     under its `attention` policy, and pages are shared only with requests of the same. The prompt of a
     `flexible` request is read after all others, and no step is shortened for its answer. Callers take turns where
     grammars are compiled; `caller` says whose the request is. `drawn` are tokens of its answer that an engine which
-    died has told: the answer goes on behind them as that of a preempted request does, and they are not told again.
+    died has told: the answer goes on behind them as that of a preempted request does, and they are not told again. With
+    `places` it is told what of the prompt each token attended to.
     """
 
     request_id: str
@@ -146,6 +147,7 @@ class Generate(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     attention: AttentionPolicy = DENSE
     caller: str = ""
     drawn: list[int] = []
+    places: bool = False
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):
@@ -180,7 +182,7 @@ class Started(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     `quantization` names the formats of quantised weights; `weight_bytes` is what the weights take on one device.
     `state_slots` are for recurrent states, of which one takes `state_bytes`; a running request has two, and the others
     are copies that later ones start from. `digest_namespace` is what the digests of pages depend on beside a request;
-    None without a prefix cache.
+    None without a prefix cache. In `attended_layers` layers it can be seen what an answer attends to.
     """
 
     max_model_len: int
@@ -207,6 +209,7 @@ class Started(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     state_slots: int = 0
     state_bytes: int = 0
     digest_namespace: list[str] | None = None
+    attended_layers: int = 0
 
 
 class StartFailed(msgspec.Struct, frozen=True, tag=True):
@@ -225,6 +228,17 @@ class Logprob(msgspec.Struct, frozen=True, array_like=True):
     logprob: float
     top_tokens: list[int] = []
     top_logprobs: list[float] = []
+
+
+class AttendedBlocks(msgspec.Struct, frozen=True, array_like=True):
+    """The blocks of 16 tokens of the prompt that one token of an answer attended to most, the best first, and their
+    scores: the sum over heads and some layers of the squared part of the softmax that lies on the block.
+
+    The first block and those of the prompt's last 64 tokens are left out.
+    """
+
+    blocks: list[int] = []
+    scores: list[float] = []
 
 
 class KeptMass(msgspec.Struct, frozen=True, kw_only=True):
@@ -301,7 +315,8 @@ class Update(msgspec.Struct, frozen=True, kw_only=True):
     `waited` is how long the request was in the engine before its first step began, in seconds. If they were asked for,
     `logprobs` has one for each of `tokens`, and `prompt_logprobs` those of the prompt's tokens that follow the ones
     already told; the prompt's first token has none. The update with the first token has the `attention` of a request
-    that is not dense, and each one with tokens the `decode` of a request with a decode budget.
+    that is not dense, and each one with tokens the `decode` of a request with a decode budget. `attended` has
+    one for each of the `tokens` of a request that asked for places.
     """
 
     request_id: str
@@ -317,6 +332,7 @@ class Update(msgspec.Struct, frozen=True, kw_only=True):
     prompt_logprobs: list[Logprob] = []
     attention: AttentionUse | None = None
     decode: DecodeUse | None = None
+    attended: list[AttendedBlocks] = []
 
 
 class Updates(msgspec.Struct, frozen=True, tag=True):

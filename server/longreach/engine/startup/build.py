@@ -149,6 +149,7 @@ def _started(state: RankState, config: EngineConfig, groups: PageGroups, hasher:
         load_seconds=loaded.load_seconds,
         dense_share=limits.dense_share,
         page_bounds=bool(pages.shape.bounded),
+        attended_layers=len(state.forward.policies.observed),
         quantization=loaded.quantization or "",
         weight_bytes=loaded.weight_bytes,
         page_groups=len(groups.windows),
