@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from longreach.api.generation.answer_places import check_places
 from longreach.api.generation.compare_prompts import PromptText, asker_of, compare_prompts
 from longreach.api.generation.deadlines import check_deadline, deadline_of
 from longreach.api.generation.predict import Prediction, predict
@@ -135,6 +136,8 @@ async def plan_answers(call: Call[SamplingFields], answer_id: str, spec: AnswerS
         ClientGoneError: the caller went away.
     """
     attention = checked_attention(call, spec)
+    if call.body.return_places:
+        call.record.wants_places()
     await compare_prompts(call, attention, spec.prompts, spec.texts)
     if call.body.deadline_ms is not None:
         check_deadline(call, await predicted(call, spec))
@@ -202,6 +205,8 @@ def checked_attention(call: Call[SamplingFields], spec: AnswerSpec) -> Attention
     _check_drawable(body, spec, info)
     attention = call.attention
     check_bounds(attention, info)
+    if body.return_places:
+        check_places(info, attention, several_gpus=settings.tensor_parallel_size * settings.context_parallel_size > 1)
     return attention
 
 
@@ -253,6 +258,7 @@ def _planned(
             prompt_logprobs=spec.prompt_logprobs if choice == 0 else None,
             attention=attention,
             caller=call.record.caller,
+            places=body.return_places,
         )
 
     return [
@@ -267,6 +273,8 @@ def _planned(
             due=deadline_of(call),
             grammar_field=spec.grammar_field,
             scores_end=spec.scores_end,
+            number=number * spec.choices + choice,
+            source=spec.texts[number] if spec.texts else None,
         )
         for number in range(len(spec.prompts))
         for choice in range(spec.choices)
