@@ -121,12 +121,13 @@ def document(url: str, model: str, hidden: list[Fact], length: int, rng: random.
     lines = "\n".join(text for _, text in sorted(pydoc_data.topics.topics.items())).split("\n")
     start = rng.randrange(len(lines))
     lines = (lines[start:] + lines[:start]) * (1 + length // 100_000)
-    kept = lines[: length // 16]
-    for _ in range(5):
+    kept = lines[: length // 32]
+    for _ in range(8):
         tokens = post(f"{url}/tokenize", {"model": model, "prompt": "\n".join(kept)})["count"]
         if tokens <= length - _ROOM and tokens > 0.97 * (length - _ROOM):
             break
-        kept = lines[: max(20, int(len(kept) * 0.985 * (length - _ROOM) / tokens))]
+        change = (length - _ROOM) / tokens
+        kept = lines[: max(20, int(len(kept) * change * (0.9 if change > 1.2 else 0.985)))]
     for place, fact in zip(sorted(rng.sample(range(2, len(kept)), len(hidden)), reverse=True), hidden, strict=True):
         kept.insert(place, fact.sentence)
     return "\n".join(kept)

@@ -65,7 +65,6 @@ def test_scores_are_squared_shares_of_the_softmax(backend: str, page_size: int, 
 def test_softcap_sinks_and_scales_count(backend: str) -> None:
     q, k_pages, _, batch = paged([1] * len(LENGTHS), LENGTHS, 32, 4, 2, 16)
     check(q, k_pages, batch, backend, softcap=1.5, sink_logits=torch.randn(4))
-    scales = torch.tensor([0.5, 1.25])
     check(q, k_pages.to(FP8), batch, backend, k_scale=torch.tensor([0.5, 1.25]))
 
 

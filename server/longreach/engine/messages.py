@@ -234,7 +234,7 @@ class AttendedBlocks(msgspec.Struct, frozen=True, array_like=True):
     """The blocks of 16 tokens of the prompt that one token of an answer attended to most, the best first, and their
     scores: the sum over heads and some layers of the squared part of the softmax that lies on the block.
 
-    The first block and those of the prompt's last 64 tokens are left out.
+    The first block and those of the prompt's last 32 tokens are left out.
     """
 
     blocks: list[int] = []

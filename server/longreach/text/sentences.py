@@ -25,9 +25,7 @@ def sentences(text: str) -> list[Stretch]:
 
 def excerpt(text: str, start: int, end: int, most: int) -> Stretch:
     """The stretch of at most `most` characters around those from `start` to `end`: widened to whole sentences where
-    these end close by, else to whole words, and without blanks around it. A sentence that has less than a quarter of
-    them at one end is left out."""
-    start, end = _without_ends(text, start, end)
+    these end close by, else to whole words, and without blanks around it."""
     low, high = max(0, start - _WIDENED), min(len(text), end + _WIDENED)
     *_, before = [0 if low == 0 else None, *(match.end() for match in _END.finditer(text, low, start))]
     if before is None:
@@ -45,13 +43,6 @@ def excerpt(text: str, start: int, end: int, most: int) -> Stretch:
     while after > before and text[after - 1].isspace():
         after -= 1
     return Stretch(before, after)
-
-
-def _without_ends(text: str, start: int, end: int) -> tuple[int, int]:
-    quarter = (end - start) // 4
-    first = _END.search(text, start, start + quarter)
-    *_, last = [None, *_END.finditer(text, end - quarter, end)]
-    return start if first is None else first.end(), end if last is None else last.end()
 
 
 def _word_start(text: str, at: int, low: int) -> int:

@@ -19,7 +19,7 @@ from tests.server.engine.driving import drain, spec
 
 LAYERS = ["full_attention"] * 4 + ["sliding_attention"]
 PROMPT = ids(330, seed=3)
-BLOCKS = (330 - 64) // 16  # the last ones of the prompt are no places, nor is the first
+BLOCKS = (330 - 32) // 16  # the last ones of the prompt are no places, nor is the first
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,7 @@ def exact(model_dir: Path, prompt: list[int], answer: list[int]) -> torch.Tensor
     with torch.no_grad():
         weights = model(torch.tensor([prompt + answer[:-1]]), output_attentions=True, use_cache=False).attentions
     rows = torch.cat([weights[layer][0, :, len(prompt) - 1 :] for layer in (2, 3)])  # (heads, answer, keys)
-    blocks = (len(prompt) - 64) // 16
+    blocks = (len(prompt) - 32) // 16
     found = rows[..., : blocks * 16].unflatten(-1, (blocks, 16)).sum(-1).square().sum(0)
     found[:, 0] = 0
     return found
@@ -110,7 +110,7 @@ def test_others_beside_it_a_cached_prefix_and_drafts_change_nothing(model_dir: P
 
 def test_a_short_prompt_has_no_places(model_dir: Path) -> None:
     engine = build(model_dir)
-    assert engine.submit(asking(prompt=PROMPT[:50])) is None
+    assert engine.submit(asking(prompt=PROMPT[:47])) is None
     _, updates, _ = drain(engine)
     assert [told.blocks for told in attended(updates["a"])] == [[]] * 8
 

@@ -121,7 +121,7 @@ def total_kernel(
     tl.store(Totals + row * HEADS + head, peak + tl.log(tl.maximum(weight, 1e-30)))
 
 
-@triton.jit(do_not_specialize=["limit", "stride_scores"], do_not_specialize_on_alignment=["ContextLens"])
+@triton.jit(do_not_specialize=["limit", "stride_scores"], do_not_specialize_on_alignment=["ContextLens", "Scores"])
 def square_kernel(
     Weights,
     Totals,

@@ -15,7 +15,7 @@ import torch
 from longreach_kernels import PagedBatch
 from longreach_kernels.sizes import KEY_BLOCK
 from longreach_kernels.sparse import add_block_scores
-from longreach_patches import KVPages
+from longreach_patches import KeptQueries, KVPages, QueryTap
 
 from longreach.engine.device.device_tables import DeviceTables
 from longreach.engine.device.graphs.capture import Tapped, others
@@ -29,7 +29,7 @@ _MOST_LAYERS = 16
 _TOLD = 16
 # The prompt's last tokens are no place: they are the question, most often, and heads that look at what is near look
 # there. Nor is the first block, where heads put what they do not need.
-_LAST = 64
+_LAST = 32
 
 
 def observed_layers(full: Iterable[int]) -> frozenset[int]:
@@ -54,7 +54,7 @@ class _Drawn(NamedTuple):
 class StepAttended:
     """The best blocks of one step's tokens, on their way to the host; `tables` and `pages` are those of the step."""
 
-    def __init__(self, drawn: list[_Drawn], tapped: Tapped, pages: KVPages, tables: DeviceTables) -> None:
+    def __init__(self, drawn: list[_Drawn], tapped: Tapped, pages: KVPages, tables: DeviceTables, backend: str) -> None:
         self._drawn = drawn
         device = pages.device
         rows = np.array([one.row for one in drawn])
@@ -78,29 +78,23 @@ class StepAttended:
         )
         scores = torch.zeros((len(drawn), -(-most // KEY_BLOCK)), dtype=torch.float32, device=device)
         for layer, (queries, call) in tapped.kept.items():
-            add_block_scores(
-                queries[kept],
-                pages.keys[layer],
-                batch.of_group(pages.shape.group_of[layer]),
-                scores,
-                scale=call.scale,
-                softcap=call.softcap,
-                sink_logits=call.sink_logits,
-                k_scale=None if call.kv_scales is None else call.kv_scales[0],
-            )
+            of_layer = batch.of_group(pages.shape.group_of[layer])
+            _add(KeptQueries(queries[kept], call), pages.keys[layer], of_layer, scores, backend)
         block = torch.arange(scores.shape[1], device=device)
         scores = scores.masked_fill((block == 0) | (block >= ends[:, None]), 0.0)
         top = scores.topk(min(_TOLD, scores.shape[1]))
         self._found = OnItsWay(top.indices, top.values)
 
     @classmethod
-    def of(cls, plan: StepPlan, tapped: Tapped | None, pages: KVPages, tables: DeviceTables) -> StepAttended | None:
+    def of(
+        cls, plan: StepPlan, tapped: Tapped | None, pages: KVPages, tables: DeviceTables, backend: str
+    ) -> StepAttended | None:
         """Of a step that has been launched; None if no request asks. The pages are read before the next step's."""
         drawn = _drawn(plan)
         if not drawn:
             return None
         assert tapped is not None, "a request that asks was let in where no layer is looked at"
-        return cls(drawn, tapped, pages, tables)
+        return cls(drawn, tapped, pages, tables, backend)
 
     def deliver(self) -> None:
         """Wait for them and put them into their requests' `attended`."""
@@ -109,6 +103,33 @@ class StepAttended:
             one.request.attended[one.position] = AttendedBlocks(
                 [blocks[number] for number in told], [scores[number] for number in told]
             )
+
+
+def compile_scores(tap: QueryTap, pages: KVPages, context: int, backend: str) -> None:
+    """Launch what any `StepAttended` launches, over the first page alone: for a step that has left some queries, for
+    whose first one there are so many keys."""
+    for layer, (queries, call) in tap.kept.items():
+        device = pages.device
+        starts, lens = upload([np.arange(2, dtype=np.int32), np.array([context], np.int32)], device)
+        table = torch.zeros((1, -(-context // pages.shape.page_size)), dtype=torch.int32, device=device)
+        batch = PagedBatch(starts, lens, table, max_seqlen_q=1, max_context_len=context, num_decodes=1)
+        scores = torch.zeros((1, -(-context // KEY_BLOCK)), dtype=torch.float32, device=device)
+        _add(KeptQueries(queries[:1].contiguous(), call), pages.keys[layer], batch, scores, backend)
+
+
+def _add(kept: KeptQueries, keys: torch.Tensor, batch: PagedBatch, scores: torch.Tensor, backend: str) -> None:
+    call = kept.call
+    add_block_scores(
+        kept.queries,
+        keys,
+        batch,
+        scores,
+        scale=call.scale,
+        softcap=call.softcap,
+        sink_logits=call.sink_logits,
+        k_scale=None if call.kv_scales is None else call.kv_scales[0],
+        backend=backend,
+    )
 
 
 def asks(plan: StepPlan) -> bool:

@@ -212,7 +212,8 @@ class ForwardPass:
     @torch.inference_mode()
     def attended(self, plan: StepPlan) -> StepAttended | None:
         """What the tokens that the last step has drawn attended to, for the requests of its `plan` that ask."""
-        return StepAttended.of(plan, self._tapped, self.pages, self.page_tables)
+        backend = self.loaded.patched.backend.name
+        return StepAttended.of(plan, self._tapped, self.pages, self.page_tables, backend)
 
     def _wanted(self, batch: HostBatch, logit_rows: torch.Tensor) -> WantedRows | None:
         """What the last layer is asked for, where that is much less than all: nothing after it looks at other rows."""

@@ -80,7 +80,8 @@ class AnswerPlace(msgspec.Struct, frozen=True, kw_only=True):
 
 class SentencePlaces(msgspec.Struct, frozen=True, kw_only=True):
     """A sentence of the answer with the number `choice`, and at most three places in its prompt that it attended to,
-    the best first, each with a twentieth of its scores or more. Attention is no proof: a place is where the model looked, not what the sentence follows from."""
+    the best first, each with a twentieth of its scores or more. Attention is no proof: a place is where the model
+    looked, not what the sentence follows from."""
 
     choice: int
     sentence: str
