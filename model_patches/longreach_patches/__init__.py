@@ -7,7 +7,7 @@ from longreach_patches.cache.pages import KVPages
 from longreach_patches.cache.scales import KVScales, resolve_kv_dtype
 from longreach_patches.cache.shape import LayerPages, PageShape
 from longreach_patches.cache.states import NO_SLOT, StateShape, StateStep, StateStore
-from longreach_patches.cache.step import PagedStep, WantedRows
+from longreach_patches.cache.step import KeptQueries, PagedStep, QueryTap, WantedRows
 from longreach_patches.checkpoint import check_files_if_any
 from longreach_patches.errors import ModelLoadError, PatchError, UnsupportedModelError
 from longreach_patches.families import FAMILIES, attention_layers, head_shape, layer_masks, rotary_layers, state_layers
@@ -47,6 +47,7 @@ __all__ = [
     "GroupMeasurements",
     "KVPages",
     "KVScales",
+    "KeptQueries",
     "LayerGroup",
     "LayerPages",
     "LoadedModel",
@@ -56,6 +57,7 @@ __all__ = [
     "PagedStep",
     "PatchError",
     "PatchedModel",
+    "QueryTap",
     "RankLayout",
     "RopeTable",
     "StateShape",

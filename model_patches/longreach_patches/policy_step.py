@@ -188,6 +188,8 @@ def step_attention(q: Tensor, layer_index: int, step: PagedStep, call: Attention
     """
     pages = step.pages.keys[layer_index], step.pages.values[layer_index]
     of_layer = step.pages.shape.group_of[layer_index]
+    if step.tap is not None:
+        step.tap.take(layer_index, q, call)
     if not step.groups:
         return paged_attention_call(q, *pages, step.batch.of_group(of_layer), call, backend)[0]
     parts = []

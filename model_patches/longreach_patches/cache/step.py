@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import torch
 from longreach_kernels import PagedBatch
+from longreach_kernels.call import AttentionCall
 
 from longreach_patches.cache.pages import KVPages
 from longreach_patches.cache.states import StateStep
@@ -21,6 +22,35 @@ class WantedRows(NamedTuple):
     rows: torch.Tensor
     batch: PagedBatch | None
     groups: tuple[StepGroup, ...] = ()
+
+
+class KeptQueries(NamedTuple):
+    """Queries of one layer, (R, Hq, D), ready for attention, and how the layer attends with them."""
+
+    queries: torch.Tensor
+    call: AttentionCall
+
+
+@dataclass(frozen=True)
+class QueryTap:
+    """Keeps the queries of some layers of a step, for whoever looks behind the step at what they attend to.
+
+    A captured step that keeps all rows launches nothing for that: their memory is not used again.
+
+    Attributes:
+        layers: which layers, numbered among those that attend.
+        rows: (R,) int64, of which tokens of the step; None for all.
+        kept: what the step has left, by layer, valid until it is computed again.
+    """
+
+    layers: frozenset[int]
+    rows: torch.Tensor | None = None
+    kept: dict[int, KeptQueries] = field(default_factory=dict)
+
+    def take(self, layer: int, queries: torch.Tensor, call: AttentionCall) -> None:
+        """Keep what is wanted of a layer's `queries` (T, Hq, D)."""
+        if layer in self.layers:
+            self.kept[layer] = KeptQueries(queries if self.rows is None else queries[self.rows], call)
 
 
 @dataclass(frozen=True)
@@ -42,6 +72,8 @@ class PagedStep:
     so in this step or not: of groups without a budget no kept mass is measured there.
 
     `states` are those of layers that keep one in place of keys and values; None for models without such layers.
+
+    `tap` keeps queries. Where rows are left out in the last layer, its rows have to be the wanted ones.
     """
 
     pages: KVPages
@@ -53,6 +85,7 @@ class PagedStep:
     record: StepRecord = field(default_factory=StepRecord)
     other_slots: torch.Tensor | None = None
     unmeasured: int | None = None
+    tap: QueryTap | None = None
 
     def slots_of(self, layer: int) -> torch.Tensor:
         """(T,) int64, where each token's key and value go in the pages of a layer."""
@@ -76,6 +109,7 @@ class PagedStep:
             groups=self.wanted.groups,
             other_slots=None if others is None else others[:, rows],
             wanted=None,
+            tap=None if self.tap is None else replace(self.tap, rows=None),
         )
 
     @property

@@ -380,6 +380,7 @@ def _update(chunk: Chunk, length: int, use: AttentionUse | None, decode: DecodeU
     """What a step has done for a request of which `length` tokens were known before."""
     request = chunk.request
     known, request.logprobs = request.logprobs, {}  # what is left over belongs to drafts that did not stand
+    attended, request.attended = request.attended, {}
     return Update(
         request_id=request.id,
         prompt_tokens=request.prompt_tokens,
@@ -394,4 +395,5 @@ def _update(chunk: Chunk, length: int, use: AttentionUse | None, decode: DecodeU
         prompt_logprobs=[known[at] for at in chunk.scored],
         attention=use,
         decode=decode,
+        attended=[attended[at] for at in range(length, request.known) if at in attended],
     )

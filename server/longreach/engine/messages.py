@@ -132,7 +132,8 @@ class Generate(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     `flexible` request is read after all others, and no step is shortened for its answer. Callers take turns where
     grammars are compiled; `caller` says whose the request is. `drawn` are tokens of its answer that an engine which
     died has told: the answer goes on behind them as that of a preempted request does, and they are not told again.
-    Positions are turned by the table of `rope_factor`, one of `Started.rope_tables`; 0 where the engine has none.
+    Positions are turned by the table of `rope_factor`, one of `Started.rope_tables`; 0 where the engine has none. With
+    `places` it is told what of the prompt each token attended to.
     """
 
     request_id: str
@@ -151,6 +152,7 @@ class Generate(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     attention: AttentionPolicy = DENSE
     caller: str = ""
     drawn: list[int] = []
+    places: bool = False
     rope_factor: float = 0.0
 
     @property
@@ -194,6 +196,7 @@ class Started(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     are copies that later ones start from. `digest_namespace` is what the digests of pages depend on beside a request;
     None without a prefix cache. `rope_tables` are the rotary frequencies that requests choose from, shortest first;
     none where there is nothing to choose. `start_phases` are the seconds of the start by what they went to.
+    In `attended_layers` layers it can be seen what an answer attends to.
     """
 
     max_model_len: int
@@ -222,6 +225,7 @@ class Started(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     digest_namespace: list[str] | None = None
     rope_tables: list[RopeTable] = []
     start_phases: dict[str, float] = {}
+    attended_layers: int = 0
 
 
 class StartFailed(msgspec.Struct, frozen=True, tag=True):
@@ -240,6 +244,17 @@ class Logprob(msgspec.Struct, frozen=True, array_like=True):
     logprob: float
     top_tokens: list[int] = []
     top_logprobs: list[float] = []
+
+
+class AttendedBlocks(msgspec.Struct, frozen=True, array_like=True):
+    """The blocks of 16 tokens of the prompt that one token of an answer attended to most, the best first, and their
+    scores: the sum over heads and some layers of the squared part of the softmax that lies on the block.
+
+    The first block and those of the prompt's last 32 tokens are left out.
+    """
+
+    blocks: list[int] = []
+    scores: list[float] = []
 
 
 class KeptMass(msgspec.Struct, frozen=True, kw_only=True):
@@ -321,6 +336,8 @@ class Update(msgspec.Struct, frozen=True, kw_only=True):
     that is not dense, and each one with tokens the `decode` of a request with a decode budget.
 
     `compiling`: the request waits for kernels that are compiled beside the steps, until its next update.
+    that is not dense, and each one with tokens the `decode` of a request with a decode budget. `attended` has
+    one for each of the `tokens` of a request that asked for places.
     """
 
     request_id: str
@@ -337,6 +354,7 @@ class Update(msgspec.Struct, frozen=True, kw_only=True):
     attention: AttentionUse | None = None
     decode: DecodeUse | None = None
     compiling: bool = False
+    attended: list[AttendedBlocks] = []
 
 
 class Updates(msgspec.Struct, frozen=True, tag=True):

@@ -14,7 +14,7 @@ from longreach.api.generation.attention_usage import attention_usage
 from longreach.api.generation.chat_answer import PartReader
 from longreach.api.generation.choices import RunningAnswers
 from longreach.api.generation.text_stream import TextDelta
-from longreach.api.generation.usage import cache_usage, rope_usage
+from longreach.api.generation.usage import cache_usage, places_usage, rope_usage
 from longreach.api.http.sse import ANTHROPIC_STREAM, StreamForm
 from longreach.api.schema.answers.messages import (
     ContentBlock,
@@ -212,4 +212,5 @@ class MessageBuilder(AnswerBuilder[MessageRequest]):
             attention=attention_usage(record.attention, record.decode.values()),
             cache=cache_usage(record),
             rope_factor=rope_usage(record),
+            places=places_usage(record),
         )

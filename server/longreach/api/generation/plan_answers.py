@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from longreach.api.generation.answer_places import check_places
 from longreach.api.generation.choose_rope import context_of, factor_of, rope_table
 from longreach.api.generation.compare_prompts import PromptText, asker_of, compare_prompts
 from longreach.api.generation.deadlines import check_deadline, deadline_of
@@ -142,6 +143,8 @@ async def plan_answers(call: Call[SamplingFields], answer_id: str, spec: AnswerS
     attention = checked_attention(call, spec)
     factors = [factor_of(call, prompt, spec.max_tokens, spec.param) for prompt in spec.prompts]
     call.record.stretched(max(factors))
+    if call.body.return_places:
+        call.record.wants_places()
     await compare_prompts(call, contents_key(attention, factors[0]), spec.prompts, spec.texts)
     if call.body.deadline_ms is not None:
         check_deadline(call, await predicted(call, spec))
@@ -214,6 +217,8 @@ def checked_attention(call: Call[SamplingFields], spec: AnswerSpec) -> Attention
     _check_drawable(body, spec, info)
     attention = call.attention
     check_bounds(attention, info)
+    if body.return_places:
+        check_places(info, attention, several_gpus=settings.tensor_parallel_size * settings.context_parallel_size > 1)
     return attention
 
 
@@ -267,6 +272,7 @@ def _planned(
             attention=attention,
             caller=call.record.caller,
             rope_factor=factor_of(call, prompt, spec.max_tokens, spec.param),
+            places=body.return_places,
         )
 
     return [
@@ -281,6 +287,8 @@ def _planned(
             due=deadline_of(call),
             grammar_field=spec.grammar_field,
             scores_end=spec.scores_end,
+            number=number * spec.choices + choice,
+            source=spec.texts[number] if spec.texts else None,
         )
         for number in range(len(spec.prompts))
         for choice in range(spec.choices)

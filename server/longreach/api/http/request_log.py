@@ -12,7 +12,7 @@ import uuid
 from dataclasses import dataclass, field
 
 from longreach.api.http.auth import ApiKey
-from longreach.api.schema.answers.usage import PartedPrompt
+from longreach.api.schema.answers.usage import PartedPrompt, SentencePlaces
 from longreach.engine.messages import AttentionUse, DecodeUse
 
 _PLAIN = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
@@ -35,7 +35,8 @@ class ComparedPrompt:
 class RequestRecord:
     """What one request has come to so far. Its methods say what happened, and only they change it.
 
-    Nothing in it comes from the prompt's text, but for `compared`, of which the log has numbers alone. All times are
+    Nothing in it comes from the prompt's text, but for `compared`, of which the log has numbers alone, and `places`, of
+    which it has nothing. All times are
     those of `time.monotonic`, in seconds.
 
     Attributes:
@@ -48,6 +49,7 @@ class RequestRecord:
         compared: the prompt beside the caller's recent ones, if the caller asks for that.
         decode: what each answer has read so far under a decode budget, by its request to the engine.
         rope_factor: the largest factor of its prompts' rotary tables; 0 where there are none.
+        places: of each answer what its sentences attended to, by its number; None if nobody asks.
         at_end: what is left to do when the request has ended, however that was.
     """
 
@@ -75,6 +77,7 @@ class RequestRecord:
     attention: list[AttentionUse] = field(default_factory=list, init=False)
     decode: dict[str, DecodeUse] = field(default_factory=dict, init=False)
     rope_factor: float = field(default=0.0, init=False)
+    places: dict[int, list[SentencePlaces]] | None = field(default=None, init=False)
     at_end: contextlib.ExitStack = field(default_factory=contextlib.ExitStack, init=False)
     _shows_progress: bool = field(default=False, init=False)
     _compiling: set[str] = field(default_factory=set, init=False)
@@ -130,6 +133,15 @@ class RequestRecord:
     def compare(self, compared: ComparedPrompt) -> None:
         """The caller is to be told what was cached, and why no more was."""
         self.compared = compared
+
+    def wants_places(self) -> None:
+        """The caller is to be told what the answers attended to."""
+        self.places = {}
+
+    def placed(self, choice: int, places: list[SentencePlaces]) -> None:
+        """The sentences of an answer attended to these places."""
+        assert self.places is not None, "nobody asked"
+        self.places[choice] = places
 
     def attended(self, engine_request_id: str, prompt: AttentionUse | None, answer: DecodeUse | None) -> None:
         """A prompt was computed under a policy, or an answer has read so much; None where there is no news."""

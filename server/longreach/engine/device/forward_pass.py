@@ -15,9 +15,10 @@ from longreach_kernels.delta import StateBatch
 from longreach_patches import KVPages, LoadedModel, PagedStep, StateStep, StateStore, StepMeasurements, WantedRows
 from torch import distributed, nn
 
+from longreach.engine.device.attended_blocks import StepAttended, asks
 from longreach.engine.device.batch_builder import HostBatch, HostGroup
 from longreach.engine.device.device_tables import DeviceTables
-from longreach.engine.device.graphs.capture import Needs, others
+from longreach.engine.device.graphs.capture import Needs, Tapped, others, tap_of
 from longreach.engine.device.graphs.decode import DecodeGraphs
 from longreach.engine.device.graphs.mixed import MixedGraphs
 from longreach.engine.device.graphs.policy import PolicyGraphs, Replayed
@@ -122,10 +123,11 @@ class StepGraphs(NamedTuple):
         """For a model's steps over these pages and `states`, with nothing captured yet; `drawn` as for `ForwardPass`,
         `needs` what decodes need."""
         run, fill = functools.partial(forward, loaded), functools.partial(fill_pending, drawn=drawn)
+        observed = policies.observed
         return cls(
-            DecodeGraphs(run, fill, pages, needs, limits, states),
-            PolicyGraphs(run, fill, pages, needs, limits, policies.answers, states),
-            MixedGraphs(run, fill, pages, needs, limits, states),
+            DecodeGraphs(run, fill, pages, needs, limits, states, observed),
+            PolicyGraphs(run, fill, pages, needs, limits, policies.answers, states, observed),
+            MixedGraphs(run, fill, pages, needs, limits, states, observed),
         )
 
     def steps(self) -> Iterator[Callable[[], torch.Tensor]]:
@@ -172,7 +174,7 @@ class StepGraphs(NamedTuple):
             return self.by_policy.replay(batch, page_tables)
         graphs = self.decode if batch.is_decode_only else self.mixed
         logits = graphs.replay(batch, page_tables)
-        return None if logits is None else Replayed(logits)
+        return None if logits is None else Replayed(logits, tapped=graphs.tapped)
 
 
 class ForwardPass:
@@ -200,6 +202,7 @@ class ForwardPass:
         self.page_tables = page_tables
         self.policies = policies
         self._graphs = graphs
+        self._tapped: Tapped | None = None
         self.host = host
 
     @torch.inference_mode()
@@ -209,8 +212,15 @@ class ForwardPass:
         if self.loaded.layout.size > 1 and batch.has_pending:
             distributed.broadcast(self.drawn, 0)
         if self._graphs is not None and (replayed := self._graphs.replay(batch, self.page_tables)) is not None:
+            self._tapped = replayed.tapped
             return replayed.logits, None if plan is None else StepSamples.of_replay(plan, replayed.step)
         return self._eager(batch, plan)
+
+    @torch.inference_mode()
+    def attended(self, plan: StepPlan) -> StepAttended | None:
+        """What the tokens that the last step has drawn attended to, for the requests of its `plan` that ask."""
+        backend = self.loaded.patched.backend.name
+        return StepAttended.of(plan, self._tapped, self.pages, self.page_tables, backend)
 
     def _wanted(self, batch: HostBatch, logit_rows: torch.Tensor, samples: StepSamples | None) -> WantedRows | None:
         """What the last layer is asked for, where that is much less than all: nothing after it looks at other rows.
@@ -267,6 +277,8 @@ class ForwardPass:
         groups = self.policies.groups(batch, paged, samples.samples if samples is not None else None)
         wanted = self._wanted(batch, logit_rows, samples)
         states = self._states_of(batch, paged.cu_seqlens_q)
+        asked = plan is not None and asks(plan)
+        tap = tap_of(self.policies.observed, logit_rows) if asked else None
         step = PagedStep(
             self.pages,
             paged,
@@ -276,7 +288,9 @@ class ForwardPass:
             states,
             other_slots=other_slots,
             unmeasured=self.policies.unmeasured,
+            tap=tap,
         )
+        self._tapped = None if tap is None else Tapped(tap.kept)
         logits = forward(self.loaded, step, input_ids, positions, logit_rows)
         measured = step.measured()
         if self.loaded.layout.size > 1:

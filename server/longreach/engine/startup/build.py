@@ -108,9 +108,7 @@ def _engine(
     dropped = pages.dropped if groups.windowed else 0
     strides = [group.stride for group in pages.shape.groups]
     factors = [table.factor for table in loaded.rope_tables]
-    builder = BatchBuilder(
-        limits.max_num_seqs, places, config.page_size, strides, dropped, factors, policies.tiling
-    )
+    builder = BatchBuilder(limits.max_num_seqs, places, config.page_size, strides, dropped, factors, policies.tiling)
     types = str(loaded.dtype), str(pages.shape.dtype)
     hasher = None
     if config.prefix_cache:
@@ -159,6 +157,7 @@ def _started(state: RankState, config: EngineConfig, groups: PageGroups, hasher:
         load_seconds=loaded.load_seconds,
         dense_share=limits.dense_share,
         page_bounds=bool(pages.shape.bounded),
+        attended_layers=len(state.forward.policies.observed),
         quantization=loaded.quantization or "",
         weight_bytes=loaded.weight_bytes,
         page_groups=len(groups.windows),

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from longreach.api.schema.answers.usage import AttentionUsage, CacheUsage
+from longreach.api.schema.answers.usage import AttentionUsage, CacheUsage, SentencePlaces
 
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"]
 
@@ -55,6 +55,7 @@ class MessageUsage(msgspec.Struct, frozen=True, kw_only=True):
     attention: AttentionUsage | UnsetType = UNSET
     cache: CacheUsage | UnsetType = UNSET
     rope_factor: float | UnsetType = UNSET
+    places: list[SentencePlaces] | UnsetType = UNSET
 
 
 class MessageObject(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from longreach.api.schema.answers.chat import TokenLogprob
-from longreach.api.schema.answers.usage import AttentionUsage, CacheUsage, ServiceTier
+from longreach.api.schema.answers.usage import AttentionUsage, CacheUsage, SentencePlaces, ServiceTier
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
@@ -97,6 +97,7 @@ class ResponseUsage(msgspec.Struct, frozen=True):
     attention: AttentionUsage | UnsetType = UNSET
     cache: CacheUsage | UnsetType = UNSET
     rope_factor: float | UnsetType = UNSET
+    places: list[SentencePlaces] | UnsetType = UNSET
 
 
 class Incomplete(msgspec.Struct, frozen=True):

@@ -114,6 +114,12 @@ class ServingFields(DocumentField):
         False,
         description="`usage.cache`: what came from which cache, and where the prompt parts from recent ones.",
     )
+    return_places: Annotated[bool, or_default(False)] = Field(
+        False,
+        description=(
+            "`usage.places`: of each sentence of the answer the places in the prompt that its tokens attended to most."
+        ),
+    )
     speculate: int | None = Field(
         None, ge=0, le=MAX_SPECULATE, description="Tokens that prompt lookup may draft a step; 0: none."
     )

@@ -19,6 +19,7 @@ from longreach_kernels.sparse import (
 )
 from longreach_patches import BlockBudget, MassSample, PageShape, StepGroup, TileChoice, chosen_layers, masks_under
 
+from longreach.engine.device.attended_blocks import observed_layers
 from longreach.engine.device.batch_builder import HostBatch, HostGroup
 from longreach.engine.device.policies.tile_parts import choice_parts
 from longreach.engine.messages import Generate
@@ -44,9 +45,9 @@ class LayerPolicies:
     that of their keys. No policy touches `dense_layers`. `full` layers see everything; in the `chosen` ones of these,
     policies choose keys: of answers in all, of prompts tiles of `tile` (queries, keys) in the `tiled` ones. Of the last
     layer, where it `is_cut`, only rows are computed whose logits are wanted: no tiles are chosen there, and no mass is
-    measured. `step_tokens` are the most of a step. `rotary` says of each
-    layer whether it has rotary positions, all if it is None. Where heads are split over ranks, `part` are this one's;
-    all that is counted is of all heads.
+    measured. `step_tokens` are the most of a step. `rotary` says of each layer whether it has rotary positions, all if
+    it is None. In `observed` layers it can be seen what answers attend to. Where heads are split over ranks, `part` are
+    this one's; all that is counted is of all heads.
 
     Raises:
         ValueError: there is no such layer.
@@ -77,6 +78,8 @@ class LayerPolicies:
         self._step_tokens = step_tokens
         self._dense_layers = frozenset(layer % len(own) for layer in dense_layers)
         self.full = frozenset(chosen_layers(own))
+        # Of several ranks none has the scores of all heads.
+        self.observed = observed_layers(self.full) if len(self._part) == heads else frozenset()
         self._known: OrderedDict[StepPolicy, tuple[tuple[Mask, ...], tuple[Mask, ...]]] = OrderedDict()
 
     @property
@@ -97,6 +100,8 @@ class LayerPolicies:
         """
         if spec.attention.is_dynamic:
             self._check_dynamic(spec)
+        if spec.places and not (self.observed and spec.attention.answer_sees_all):
+            raise ValueError("`return_places`: there is no layer here in which its answer sees all keys")
         try:
             spec.attention.check_bounds(bool(self.shape.bounded))
         except ValueError as error:
