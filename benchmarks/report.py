@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from longreach.bench import load_plot, load_report, report
+from longreach.bench.recall import sweep_plot, sweep_table
 
 from benchmarks import (
     answers_report,
@@ -33,7 +34,14 @@ from benchmarks.attention_methods import tables as methods
 from benchmarks.kernels import measure as kernels
 
 ROOT = Path(__file__).resolve().parent.parent
-_NAMES = ("benchmarks", "kernels", "context-parallel", "attention-methods", "attention-policies")
+_NAMES = (
+    "benchmarks",
+    "kernels",
+    "context-parallel",
+    "attention-methods",
+    "attention-policies",
+    "embedded-model-policies",
+)
 PAGES = (*(ROOT / "docs" / f"{name}.md" for name in _NAMES), ROOT / "README.md", ROOT / "SECURITY.md")
 
 
@@ -96,6 +104,7 @@ def errors_table(result: dict) -> str:
 
 # What a result has, or each of its rows, and what makes its table; the first that fits.
 _TABLES = {
+    "suite": sweep_table.table,
     "restarts": disk_restart.table,
     "attacks": attacks.table,
     "uploads": upload.table,
@@ -108,6 +117,7 @@ _TABLES = {
     "runs": report.table,
 }
 _ROW_TABLES = {
+    "suite": sweep_table.table,
     "exchange": exchanges_table,
     "budget": decode_budget.table,
     "ahead": estimates.table,
@@ -159,6 +169,7 @@ def draw_kernels(result: dict, path: Path) -> None:
 
 
 PICTURES = {
+    "suite": sweep_plot.draw,
     "ceilings": draw_kernels,
     "runs": report.draw,
     "policies": load_plot.draw,
@@ -171,7 +182,11 @@ PICTURES = {
 def picture_of(result: dict) -> Callable[[dict, Path], None] | None:
     """What draws a result. None where there is nothing to draw, as of budgets, which have no speed-up, of a single
     setting, or of runs without a curve."""
-    if "curves" in result and (quality_report.is_of_budgets(result) or quality_report.is_by_task(result)):
+    if (
+        "suite" not in result
+        and "curves" in result
+        and (quality_report.is_of_budgets(result) or quality_report.is_by_task(result))
+    ):
         return None
     if "runs" in result and not any(run["rows"] for run in result["runs"]):
         return None
