@@ -49,7 +49,7 @@ def bytes_at_once(folder: Path) -> int:
     Files come and go while a folder is read. Only those are counted that are there in two readings: all of them were
     there when the first had ended.
     """
-    before, after = ({path: about for path, about in _looked_at(folder)} for _ in range(2))
+    before, after = (dict(_looked_at(folder)) for _ in range(2))
     return sum(512 * about.st_blocks for path, about in before.items() if _same(about, after.get(path)))
 
 
@@ -191,7 +191,14 @@ class Watch:
 
 
 def measure(
-    target: str, disk: Path, bound: int, tokens: int, bytes_a_token: int, seconds: float, clients: int, skew: float,
+    target: str,
+    disk: Path,
+    bound: int,
+    tokens: int,
+    bytes_a_token: int,
+    seconds: float,
+    clients: int,
+    skew: float,
     flags: Sequence[str],
 ) -> dict[str, Any]:
     """What goes to JSON.
@@ -269,15 +276,16 @@ def table(result: dict[str, Any]) -> str:
     shares = [f"{100 * seen['tokens'][tier] / count:.1f}%" for tier in (*_TIERS, "computed")]
     lines.append([f"{seen['asked']:,}", *shares, f"{100 * seen['lru_hits']:.1f}%"])
     told, where = seen["disk"], result["environment"]
-    size = result["document_bytes"]
+    size, together = result["document_bytes"] / 1e6, result["documents"] * result["document_bytes"] / 1e9
     caption = (
-        f"{result['documents']} documents of {size / 1e6:.0f} MB, {result['documents'] * size / 1e9:.1f} GB together, asked for "
-        f"{result['seconds']:.0f} s by {result['clients']} clients (Zipf {result['skew']:g}). Of at most {bound / 1e9:.3f} GB, "
-        f"{seen['most_bytes'] / 1e9:.3f} were the most in {seen['looks']:,} sums; {told['written_bytes'] / 1e9:.1f} GB written, "
-        f"{told['read_bytes'] / 1e9:.1f} GB read, {told['evicted']:,} files evicted, {told['refused']:,} not written. "
-        f"Failed requests: {seen['failures']}; lines of errors: {len(seen['error_lines'])}; damaged files: {told['damaged']}. "
-        f"{result['model'].get('shape') or result['model']['name']}; {where['device']}; torch {where['versions']['torch']}; "
-        f"{where['date']}."
+        f"{result['documents']} documents of {size:.0f} MB, {together:.1f} GB together, of which {seen['different']} "
+        f"were asked about in {result['seconds']:.0f} s by {result['clients']} clients (Zipf {result['skew']:g}). Of at "
+        f"most {bound / 1e9:.3f} GB, {seen['most_bytes'] / 1e9:.3f} were the most in {seen['looks']:,} sums; "
+        f"{told['written_bytes'] / 1e9:.1f} GB written, {told['read_bytes'] / 1e9:.1f} GB read, {told['evicted']:,} "
+        f"files evicted, {told['refused']:,} not written. Failed requests: {seen['failures']}; lines of errors: "
+        f"{len(seen['error_lines'])}; damaged files: {told['damaged']}. "
+        f"{result['model'].get('shape') or result['model']['name']}; {where['device']}; torch "
+        f"{where['versions']['torch']}; {where['date']}."
     )
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines) + f"\n\n{caption}\n"
 

@@ -21,6 +21,7 @@ from benchmarks import (
     answers_report,
     attacks,
     decode_budget,
+    disk_endurance,
     disk_restart,
     estimates,
     profile_kernels,
@@ -96,6 +97,7 @@ def errors_table(result: dict) -> str:
 # What a result has, or each of its rows, and what makes its table; the first that fits.
 _TABLES = {
     "restarts": disk_restart.table,
+    "endured": disk_endurance.table,
     "attacks": attacks.table,
     "uploads": upload.table,
     "profiles": profile_kernels.table,

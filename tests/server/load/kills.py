@@ -20,6 +20,7 @@ import os
 import platform
 import random
 import signal
+import sys
 import tempfile
 import threading
 import time
@@ -36,10 +37,14 @@ from tests.server.load.questions import Questions, plain_answers
 
 CLIENTS = 3
 AT_START, WHILE_WRITING = 0.15, 0.25  # shares of the kills
-START_SECONDS, MOST_SECONDS = 5.0, 9.0  # within which a server dies: of its start, and of its life
+START_SECONDS = 10.0  # of which a server may die in any
+MOST_ANSWERS = 6  # before which it may die, within so many seconds of one:
+MORE_SECONDS = 2.0
+MOST_SECONDS = 30.0  # of its life, however slow it is
 SPOILT = 6  # files between two servers
+_PATIENCE = 900.0  # of a start, on a machine that is busy
 # The device has pages for about three documents, host memory for less than one, the disk for some of twelve.
-FLAGS = ("--page-size", "32", "--kv-cache-memory", "24MiB", "--kv-offload-bytes", "6MiB", "--kv-disk-bytes", "32MiB")
+FLAGS = ("--page-size", "32", "--kv-cache-memory", "16MiB", "--kv-offload-bytes", "4MiB", "--kv-disk-bytes", "20MiB")
 # What a server does; a metric that grows meanwhile.
 DOINGS = {
     "writing": "longreach:kv_disk_written_bytes_total",
@@ -163,12 +168,12 @@ class Life:
                 doing = ["starting"]
                 threads: list[threading.Thread] = []
             else:
-                server.until_ready()
+                server.until_ready(_PATIENCE)
                 seeds = [(draw.random(), one == 0) for one in range(CLIENTS)]
                 threads = [threading.Thread(target=self._client, args=(server, *seed)) for seed in seeds]
                 for thread in threads:
                     thread.start()
-                doing = self._until_death(server, draw, AT_START + WHILE_WRITING > how)
+                doing = self._until_death(server, draw, how < AT_START + WHILE_WRITING)
             assert server.process.poll() is None, server.log
             self._over.set()
             kill(server, draw)
@@ -183,12 +188,16 @@ class Life:
 
     def _until_death(self, server: ServerProcess, draw: random.Random, within_file: bool) -> list[str]:
         """Wait until it is time; what the server was doing in its last second."""
-        dies_at = time.monotonic() + draw.uniform(0.5, MOST_SECONDS)
+        answers = self._totals.answers + draw.randrange(MOST_ANSWERS)
+        dies_at = time.monotonic() + MOST_SECONDS
         seen: list[dict[str, float]] = []
         while time.monotonic() < dies_at:
+            if self._totals.answers >= answers:
+                answers = sys.maxsize
+                dies_at = min(dies_at, time.monotonic() + draw.uniform(0.0, MORE_SECONDS))
             with contextlib.suppress(OSError):
                 seen = [*seen[-10:], server.metrics()]
-            time.sleep(0.1)
+            time.sleep(0.05)
         if within_file:
             self._stop_within_file(server)
         doing = ["uploading"] if self._uploading else []
@@ -237,7 +246,7 @@ class Life:
     def ask_all(self) -> None:
         """One more server, which is asked everything once, and is not killed."""
         with ServerProcess(*self._flags) as server:
-            server.until_ready()
+            server.until_ready(_PATIENCE)
             for name in self._questions.prompts:
                 self._count(name, *self._questions.ask(server.port, name))
             for name in self._questions.uploaded:

@@ -18,13 +18,13 @@ _QUESTIONS = ("\nHow many crates on the first day?", "\nWhat does the ledger lis
 
 
 def document(number: int) -> str:
-    """About 1,200 tokens; documents of one parity begin alike."""
+    """About 700 tokens; documents of one parity begin alike."""
     lines = [
         f"The ledger of {'summer' if number % 2 else 'winter'} day {day} lists {day * 37 % 101} crates.\n"
-        for day in range(20)
+        for day in range(11)
     ]
     return "".join(lines) + "".join(
-        f"Crate {crate} of list {number} weighs {crate * number % 97}.\n" for crate in range(40)
+        f"Crate {crate} of list {number} weighs {crate * number % 97}.\n" for crate in range(22)
     )
 
 
@@ -67,7 +67,7 @@ class Questions:
 def plain_answers(questions: Questions) -> dict[str, str]:
     """The answer to each question from a server that caches nothing."""
     with ServerProcess("--no-prefix-cache") as server:
-        server.until_ready()
+        server.until_ready(900)
         found = {prompt: questions.ask(server.port, prompt)[0] for prompt in questions.prompts}
         return found | {text: questions.ask_uploaded(server.port, text)[0] for text in questions.uploaded}
 
@@ -80,9 +80,13 @@ def _ask(port: int, fields: dict[str, Any]) -> tuple[str, dict[str, Any]]:
 
 
 def _call(
-    port: int, method: str, path: str, body: bytes | Iterator[bytes] | None = None, headers: dict[str, str] | None = None
+    port: int,
+    method: str,
+    path: str,
+    body: bytes | Iterator[bytes] | None = None,
+    headers: dict[str, str] | None = None,
 ) -> dict[str, Any]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=600)
     with contextlib.closing(connection):
         coming = headers is not None and "Transfer-Encoding" in headers
         connection.request(method, path, body, headers or {}, encode_chunked=coming)
