@@ -22,6 +22,7 @@ from benchmarks import (
     answers_report,
     attacks,
     decode_budget,
+    disk_endurance,
     disk_restart,
     estimates,
     policy_cost,
@@ -106,6 +107,7 @@ def errors_table(result: dict) -> str:
 _TABLES = {
     "suite": sweep_table.table,
     "restarts": disk_restart.table,
+    "endured": disk_endurance.table,
     "attacks": attacks.table,
     "uploads": upload.table,
     "profiles": profile_kernels.table,

@@ -335,8 +335,7 @@ class Update(msgspec.Struct, frozen=True, kw_only=True):
     already told; the prompt's first token has none. The update with the first token has the `attention` of a request
     that is not dense, and each one with tokens the `decode` of a request with a decode budget.
 
-    `compiling`: the request waits for kernels that are compiled beside the steps, until its next update.
-    that is not dense, and each one with tokens the `decode` of a request with a decode budget. `attended` has
+    `compiling`: the request waits for kernels that are compiled beside the steps, until its next update. `attended` has
     one for each of the `tokens` of a request that asked for places.
     """
 
