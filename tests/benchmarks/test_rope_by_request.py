@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from benchmarks.rope_by_request import with_key
 from longreach.config import EMBEDDED_MODEL
 from longreach.text.tokenizer import Tokenizer
+
+from benchmarks.rope_by_request import with_key
 
 
 def test_a_prompt_has_one_key_and_ends_before_its_digits() -> None:
