@@ -231,7 +231,7 @@ def warmup(**flags: Any) -> None:
         return
     typer.echo(
         f"{warmth.compiled} kernels compiled, {warmth.found} found in {warmth.cache}; {warmth.requests} requests, "
-        f"{warmth.seconds:.1f} s"
+        f"of which the start had missed {warmth.late} kernels; {warmth.seconds:.1f} s"
     )
 
 

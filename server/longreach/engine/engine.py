@@ -249,7 +249,7 @@ class Engine:
     def _wait_for_kernels(self, waiting: list[_Compiling]) -> Updates:
         """Leave requests out of steps until the kernels that they need are compiled; what their callers are told."""
         for one in waiting:
-            one.request.compiling = True
+            self.scheduler.hold_back(one.request)
         self._compiling += waiting
         return Updates([_progress(one.request, compiling=True) for one in waiting])
 

@@ -41,6 +41,7 @@ def started(max_model_len: int = 65536, vocab_size: int = 400) -> Started:
         load_seconds=0.1,
         state_bytes=100_000,
         attended_layers=2,
+        start_phases={"load weights": 0.1},
     )
 
 
@@ -73,6 +74,7 @@ class EchoEngine:
             restored_states=2,
             causal_pairs=100,
             computed_pairs=40,
+            compiled_beside={"forward_kernel": 2},
         )
         self.on_death: Callable[[], None] | None = None
         self.answer: Callable[[Generate], list[int]] = lambda request: [token for token in request.prompt if token]

@@ -13,7 +13,7 @@ from transformers import LlamaConfig
 
 from tests.server.engine.conftest import CONFIG
 
-_TINY = LlamaConfig(
+TINY = LlamaConfig(
     vocab_size=512,
     hidden_size=256,
     intermediate_size=256,
@@ -73,7 +73,7 @@ def test_the_start_launches_what_was_compiled_in_parallel(
 ) -> None:
     model = model_dir  # with layers of two kinds, and heads that only the portable kernels take
     if backend == "hopper":
-        _TINY.save_pretrained(tmp_path)
+        TINY.save_pretrained(tmp_path)
         model = tmp_path
     else:
         assert len(set(CONFIG.layer_types or ())) == 2
@@ -93,7 +93,7 @@ def test_the_start_launches_what_was_compiled_in_parallel(
 @pytest.mark.gpu
 @pytest.mark.parametrize("kv_dtype", ["auto", "fp8"])
 def test_a_real_start_compiles_nothing_by_itself(tmp_path: Path, kv_dtype: str) -> None:
-    _TINY.save_pretrained(tmp_path / "model")
+    TINY.save_pretrained(tmp_path / "model")
     for expect_some in (True, False):
         ahead, late = _run("-c", _REAL_START, str(tmp_path / "model"), kv_dtype, cache=tmp_path / "cache").split(" ", 1)
         assert (int(ahead) > 0) == expect_some

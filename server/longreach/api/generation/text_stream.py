@@ -99,7 +99,7 @@ async def generate_text(call: Call[Any], planned: PlannedAnswer) -> AsyncGenerat
                 record.progressed(update.request_id, *read)
                 if planned.recent is not None:
                     planned.recent.extend(update.tokens)
-            record.compiles(update.request_id, update.compiling)
+            record.compiles(update.request_id, compiling=update.compiling)
             record.attended(update.request_id, update.attention, update.decode)
             delta = writer.push(update)
             if delta is not None:

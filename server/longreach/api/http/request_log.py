@@ -118,7 +118,7 @@ class RequestRecord:
         totals = map(sum, zip(*self._read.values(), strict=True))
         self.computed_tokens, self.cached_tokens, self.host_tokens, self.disk_tokens = totals
 
-    def compiles(self, engine_request_id: str, compiling: bool) -> None:
+    def compiles(self, engine_request_id: str, *, compiling: bool) -> None:
         """Whether an answer waits for kernels to be compiled."""
         (self._compiling.add if compiling else self._compiling.discard)(engine_request_id)
 

@@ -61,9 +61,10 @@ class PrefixSharing:
         the next `take_moves`. Where the next border needs more, its pages come in several steps. A state is not cut: if
         it takes more, it is restored when nothing else is.
         """
-        if request.computed % self._size:
-            return PrefixMatch(request.computed, False)
         start = len(request.hold.pages)
+        request.hold.not_launched &= request.computed < start * self._size
+        if request.computed % self._size or request.hold.not_launched:
+            return PrefixMatch(request.computed, False)
         assert request.computed in (0, start * self._size), request.id  # 0: it has just been let in
         if self._finder.by_border:
             return self._match_borders(request, max_restored)

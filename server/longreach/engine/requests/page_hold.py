@@ -34,6 +34,7 @@ class PageHold:
         disk_tokens: how many had one that was read from disk.
         cached_until: the position up to which its tokens were computed or cached, when that was last looked up.
         chain_until: the same of full groups alone.
+        not_launched: whether some pages are for a chunk that was planned and not launched: nobody computed them.
     """
 
     tables: list[list[int]] = field(default_factory=lambda: [[]])
@@ -51,6 +52,7 @@ class PageHold:
     disk_tokens: int = 0
     cached_until: int = 0
     chain_until: int = 0
+    not_launched: bool = False
 
     def clear(self, num_groups: int) -> None:
         """Hold nothing; the digests stay."""

@@ -39,9 +39,9 @@ _UNKNOWN_SECONDS = 30.0
 class Scheduler:
     """The requests that wait and run, and the pages they hold.
 
-    `plan` has no lasting effect but letting requests in and handing out pages; `advance`, `settle`, `remove` and
-    `discard` are the only other calls that change state. `check` asserts the invariants and may be called between any
-    two calls. `step_time` is taught by whoever runs the steps.
+    `plan` has no lasting effect but letting requests in and handing out pages; `advance`, `hold_back`, `settle`,
+    `remove` and `discard` are the only other calls that change state. `check` asserts the invariants and may be called
+    between any two calls. `step_time` is taught by whoever runs the steps.
     """
 
     def __init__(self, allocator: PageAllocator, limits: Limits) -> None:
@@ -149,6 +149,11 @@ class Scheduler:
                     request.scored = chunk.scored.stop
                 if chunk.num_draws:
                     request.expect()
+
+    def hold_back(self, request: Request) -> None:
+        """Record that a planned chunk of a request is not computed, nor any other before its kernels are compiled."""
+        request.compiling = True
+        request.hold.not_launched = True
 
     def settle(self, drawn: dict[str, list[int]]) -> None:
         """Record which tokens the chunks of the oldest step in flight drew; requests that are finished leave."""
