@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
+import signal
 import statistics
 import sys
 import time
@@ -237,6 +238,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="where the JSON goes")
     arguments = parser.parse_args()
     end = time.monotonic() + arguments.seconds
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the server that it has started ends with it
     texts: list[str] = arguments.policies or [*POLICIES]
     lengths = lengths_of(arguments.lengths) if arguments.lengths else ()
     flags = shlex.split(arguments.serve_flags)
