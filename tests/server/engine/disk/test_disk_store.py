@@ -89,8 +89,7 @@ def test_a_flipped_bit_anywhere_is_detected_and_costs_the_entry(store: DiskStore
     put(store, 7)
     [path] = files_below(tmp_path)
     whole = path.read_bytes()
-    used = 40  # of the header; zeros follow
-    for place in (*range(0, used, 5), entry_file.HEADER_BYTES, len(whole) // 2, len(whole) - 1):
+    for place in (*range(0, entry_file.HEADER_BYTES, 5), entry_file.HEADER_BYTES, len(whole) // 2, len(whole) - 1):
         damaged = bytearray(whole)
         damaged[place] ^= 1 << place % 8
         path.write_bytes(damaged)
