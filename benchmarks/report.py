@@ -21,12 +21,14 @@ from benchmarks import (
     answers_report,
     attacks,
     decode_budget,
+    disk_endurance,
     disk_restart,
     estimates,
     profile_kernels,
     quality_report,
     training_steps,
     upload,
+    upload_too_long,
 )
 from benchmarks.attention_methods import tables as methods
 from benchmarks.kernels import measure as kernels
@@ -96,8 +98,10 @@ def errors_table(result: dict) -> str:
 # What a result has, or each of its rows, and what makes its table; the first that fits.
 _TABLES = {
     "restarts": disk_restart.table,
+    "endured": disk_endurance.table,
     "attacks": attacks.table,
     "uploads": upload.table,
+    "too_long": upload_too_long.table,
     "profiles": profile_kernels.table,
     "methods": methods.table,
     "attentions": training_steps.table,
