@@ -104,9 +104,10 @@ LOAD      ?= $(if $(URL),$(LOAD_URL),$(LOAD_HERE))
 loadtest: install ## measure latency and goodput by context length; writes loadtest.md, .png and .json
 	$(BIN)/longreach bench load $(URL) $(LOAD) --out $(OUT)
 
-soak: install ## load the server for half an hour and three nodes for ten minutes, drive it through 5,000 requests of every kind, and the engine through 2,500 histories
+soak: install ## load the server for half an hour and three nodes for ten minutes, kill it fifty times, drive it through 5,000 requests of every kind, and the engine through 2,500 histories
 	$(BIN)/python -m tests.server.load.soak --out benchmarks/results/soak/two-cores.json
 	$(BIN)/python -m tests.server.load.hosts --out benchmarks/results/soak/three-nodes.json
+	$(BIN)/python -m tests.server.load.kills --out benchmarks/results/soak/kills-two-cores.json
 	HYPOTHESIS_PROFILE=soak $(BIN)/python -m pytest --timeout 0 tests/server/engine/test_histories.py
 	LONGREACH_SCHEMA_CASES=170 LONGREACH_SCHEMA_RESULT=benchmarks/results/soak/schema.json $(BIN)/python -m pytest -n0 --timeout 0 tests/server/api/test_openapi.py
 
@@ -129,6 +130,7 @@ check-rest: install
 	$(BIN)/python docs/model_tables.py --check
 	$(BIN)/python docs/window_tables.py --check
 	$(BIN)/python docs/state_tables.py --check
+	$(BIN)/python docs/disk_tables.py --check
 	$(BIN)/python docs/adr_index.py --check
 	$(BIN)/python docs/client_tables.py --check
 	$(BIN)/python -m benchmarks.report --check benchmarks/results/*.json
