@@ -14,7 +14,6 @@ import argparse
 import http.client
 import itertools
 import json
-import os
 import random
 import re
 import shlex
@@ -22,7 +21,7 @@ import sys
 import threading
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -32,44 +31,15 @@ from longreach.bench.summary import environment
 from longreach.setting_values import parse_bytes
 
 from benchmarks.disk_restart import files
+from benchmarks.file_watch import Watch, folder_bytes
 
 _QUESTION, _ANSWER = 16, 4  # tokens
 _TIERS = ("gpu", "host", "disk")
 _OF_DISK = 4  # times as much as the device has, and as host memory has
 _TIMES = 10  # as many bytes of documents as of the disk
 _PATIENCE = 600.0
-_LOOKS = 0.1  # seconds between two sums of all files
 _TOLD = 5  # failures
 _ERRORS = re.compile(r" (?:ERROR|CRITICAL) |Traceback")
-
-
-def bytes_at_once(folder: Path) -> int:
-    """Bytes of files that were there at one moment, as the file system counts them.
-
-    Files come and go while a folder is read. Only those are counted that are there in two readings: all of them were
-    there when the first had ended.
-    """
-    before, after = (dict(_looked_at(folder)) for _ in range(2))
-    return sum(512 * about.st_blocks for path, about in before.items() if _same(about, after.get(path)))
-
-
-def folder_bytes(folder: Path) -> int:
-    """What the folders themselves take."""
-    return sum(512 * path.stat().st_blocks for path in (folder, *folder.rglob("*")) if path.is_dir())
-
-
-def _looked_at(folder: Path) -> Iterable[tuple[Path, os.stat_result]]:
-    for path in folder.rglob("*"):
-        try:
-            about = path.stat()
-        except OSError:
-            continue  # it has gone
-        if path.is_file():
-            yield path, about
-
-
-def _same(before: os.stat_result, after: os.stat_result | None) -> bool:
-    return after is not None and before.st_ino == after.st_ino
 
 
 class Lru:
@@ -158,36 +128,6 @@ class Asking:
             return connection.getresponse().read().decode()
         finally:
             connection.close()
-
-
-class Watch:
-    """A thread that sums the files of a folder all the while.
-
-    Attributes:
-        most: bytes that were there at once, at most.
-        looks: sums that were made.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self.most = self.looks = 0
-        self._folder = folder
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._look, daemon=True)
-
-    def __enter__(self) -> Watch:
-        """Begin."""
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """End."""
-        self._over.set()
-        self._thread.join()
-
-    def _look(self) -> None:
-        while not self._over.wait(_LOOKS):
-            self.most = max(self.most, bytes_at_once(self._folder))
-            self.looks += 1
 
 
 def measure(
@@ -279,8 +219,8 @@ def table(result: dict[str, Any]) -> str:
     size, together = result["document_bytes"] / 1e6, result["documents"] * result["document_bytes"] / 1e9
     caption = (
         f"{result['documents']} documents of {size:.0f} MB, {together:.1f} GB together, of which {seen['different']} "
-        f"were asked about in {result['seconds']:.0f} s by {result['clients']} clients (Zipf {result['skew']:g}). Of at "
-        f"most {bound / 1e9:.3f} GB, {seen['most_bytes'] / 1e9:.3f} were the most in {seen['looks']:,} sums; "
+        f"were asked about in {result['seconds']:.0f} s by {result['clients']} clients (Zipf {result['skew']:g}). Of "
+        f"at most {bound / 1e9:.3f} GB, {seen['most_bytes'] / 1e9:.3f} were the most in {seen['looks']:,} sums; "
         f"{told['written_bytes'] / 1e9:.1f} GB written, {told['read_bytes'] / 1e9:.1f} GB read, {told['evicted']:,} "
         f"files evicted, {told['refused']:,} not written. Failed requests: {seen['failures']}; lines of errors: "
         f"{len(seen['error_lines'])}; damaged files: {told['damaged']}. "

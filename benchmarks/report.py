@@ -30,6 +30,7 @@ from benchmarks import (
     quality_report,
     training_steps,
     upload,
+    upload_too_long,
 )
 from benchmarks.attention_methods import tables as methods
 from benchmarks.kernels import measure as kernels
@@ -110,6 +111,7 @@ _TABLES = {
     "endured": disk_endurance.table,
     "attacks": attacks.table,
     "uploads": upload.table,
+    "too_long": upload_too_long.table,
     "profiles": profile_kernels.table,
     "methods": methods.table,
     "attentions": training_steps.table,

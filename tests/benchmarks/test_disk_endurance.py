@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import disk_endurance
+from benchmarks import disk_endurance, file_watch
 
 pytestmark = pytest.mark.unit
 
@@ -20,8 +20,8 @@ def test_only_files_count_that_were_there_at_one_moment(tmp_path: Path, monkeypa
         path.write_bytes(bytes(100_000))
     blocks = 512 * stays.stat().st_blocks
     assert blocks >= 100_000
-    assert disk_endurance.bytes_at_once(tmp_path) == 2 * blocks
-    looked_at = disk_endurance._looked_at
+    assert file_watch.bytes_at_once(tmp_path) == 2 * blocks
+    looked_at = file_watch._looked_at
 
     def looking(folder: Path) -> Iterable[tuple[Path, os.stat_result]]:
         found = list(looked_at(folder))
@@ -29,8 +29,8 @@ def test_only_files_count_that_were_there_at_one_moment(tmp_path: Path, monkeypa
         (tmp_path / "a" / "comes").write_bytes(bytes(100_000))
         return found
 
-    monkeypatch.setattr(disk_endurance, "_looked_at", looking)
-    assert disk_endurance.bytes_at_once(tmp_path) == blocks
+    monkeypatch.setattr(file_watch, "_looked_at", looking)
+    assert file_watch.bytes_at_once(tmp_path) == blocks
 
 
 def test_an_lru_keeps_what_was_used_last() -> None:
