@@ -16,9 +16,10 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -79,7 +80,7 @@ class DiskStore:
         self._done: queue.SimpleQueue[tuple[Done, int, Exception | None]] = queue.SimpleQueue()
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         start = time.monotonic()
-        self._delete(self._index.found(_files(folder)))
+        self._delete(self._index.found(_files(folder, time.time_ns())))
         if len(self._index):
             logger.info(
                 "found %d entries, %.1f MB, on disk in %.1f s",
@@ -121,22 +122,44 @@ class DiskStore:
         """Whether so much waits to be written that more should wait elsewhere."""
         return self._queued_bytes >= _MOST_QUEUED_BYTES
 
-    def write(self, key: bytes, parts: Sequence[Contents], ready: Callable[[], object] | None = None) -> bool:
+    def admits(self, size: int, used: int) -> bool:
+        """Whether an entry of so many bytes, that was used then, would be written if there is room for it."""
+        return not self.is_resting and self._index.admits(size + entry_file.HEADER_BYTES, used)
+
+    def write(
+        self,
+        key: bytes,
+        parts: Sequence[Contents],
+        ready: Callable[[], object] | None = None,
+        used: int | None = None,
+    ) -> bool:
         """Begin to write an entry, whose `parts` must not change until `done` has it; False if it is not kept.
 
-        `ready` waits until the parts are what is to be written; the thread that writes calls it.
+        It was `used` then, see `last_use`; None: now. `ready` waits until the parts are what is to be written; the
+        thread that writes calls it.
         """
         path, size = self._path(key), sum(memoryview(part).nbytes for part in parts)
         if path in self._index:
             return False
-        gone = None if self.is_resting else self._index.add(path, size + entry_file.HEADER_BYTES)
+        used = time.time_ns() if used is None else used
+        gone = None if self.is_resting else self._index.add(path, size + entry_file.HEADER_BYTES, used)
         if gone is None:
             self.counts.refused += 1
             return False
         self._queued_bytes += size
         self._delete(gone)
-        self._work.put(lambda: self._run(Done(key, is_read=False, ok=True), size, entry_file.write, parts, ready))
+        write = partial(entry_file.write, used=used)
+        self._work.put(lambda: self._run(Done(key, is_read=False, ok=True), size, write, parts, ready))
         return True
+
+    def use(self, uses: Iterable[tuple[bytes, int]]) -> None:
+        """Note when entries, as far as they are here, were used, see `last_use`."""
+        if late := self._index.note_uses((self._path(key), used) for key, used in uses):
+            self._work.put(lambda: self._renew(late))
+
+    def used(self, key: bytes) -> int:
+        """When an entry that is here was used."""
+        return self._index.last_use(self._path(key))
 
     def read(
         self, key: bytes, parts: Sequence[bytearray | memoryview], ready: Callable[[], object] | None = None
@@ -181,6 +204,8 @@ class DiskStore:
 
     def close(self) -> None:
         """Finish what has been begun, and let others use the folder."""
+        unsaved = self._index.unsaved()
+        self._work.put(lambda: self._renew(unsaved))
         self._work.put(None)
         self._writer.join()
         self._readers.shutdown()
@@ -205,6 +230,12 @@ class DiskStore:
         with contextlib.suppress(OSError):  # a file that stays is found, and counted, at the next start
             (self._folder / path).unlink()
 
+    def _renew(self, files: Sequence[tuple[str, int]]) -> None:
+        """Have files tell when they were used: the order of uses outlives the process."""
+        for path, used in files:
+            with contextlib.suppress(OSError):  # it is gone, or can only be read
+                os.utime(self._folder / path, ns=(max(0, used), max(0, used)))
+
     def _write_all(self) -> None:
         while (work := self._work.get()) is not None:
             work()
@@ -213,7 +244,7 @@ class DiskStore:
         self,
         done: Done,
         size: int,
-        work: Callable[[Path, Sequence[bytearray | memoryview]], None],
+        work: Callable[..., None],
         parts: Sequence[Contents],
         ready: Callable[[], object] | None = None,
     ) -> None:
@@ -224,10 +255,7 @@ class DiskStore:
                 ready()
             if not done.is_read:
                 path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            work(path, parts)  # pyright: ignore[reportArgumentType] - what is read has parts that can be written to
-            if done.is_read:
-                with contextlib.suppress(OSError):  # of a folder that can only be read
-                    os.utime(path)  # the order of uses outlives the process
+            work(path, parts)
         except Exception as error:  # noqa: BLE001 - whatever it was, a device's of `ready` too: who waits is told
             self._done.put((done._replace(ok=False), size, error))
         else:
@@ -286,9 +314,10 @@ def _locked(folder: Path) -> int | None:
     return descriptor
 
 
-def _files(folder: Path) -> list[tuple[str, int]]:
-    """Path and size of each entry that is there, the one used longest ago first. What was not finished is deleted."""
-    found: list[tuple[float, str, int]] = []
+def _files(folder: Path, now: int) -> list[tuple[str, int, int]]:
+    """Path, size and last use of each entry that is there; by a clock that is behind it was used now. What was not
+    finished is deleted."""
+    found: list[tuple[str, int, int]] = []
     for entry in _scanned(folder):
         path = os.path.relpath(entry.path, folder)
         if entry.name.endswith(entry_file.UNFINISHED):
@@ -296,8 +325,8 @@ def _files(folder: Path) -> list[tuple[str, int]]:
                 os.unlink(entry.path)
             continue
         about = entry.stat(follow_symlinks=False)
-        found.append((about.st_mtime, path, about.st_size))
-    return [(path, size) for _, path, size in sorted(found)]
+        found.append((path, about.st_size, min(about.st_mtime_ns, now)))
+    return found
 
 
 def _scanned(folder: Path) -> Iterator[os.DirEntry[str]]:
