@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import errno
-import fcntl
 import logging
 import os
 import queue
@@ -23,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from longreach.engine.disk import entry_file
+from longreach.engine.disk import entry_file, folder_lock
 from longreach.engine.disk.disk_index import DiskIndex
 from longreach.engine.disk.entry_file import Contents, DamagedEntryError
 from longreach.engine.stats import DiskStats
@@ -34,7 +32,6 @@ _READERS = 8  # a checksum runs at some GB/s on one core, a drive at ten
 _REST_SECONDS = 30.0  # without writing, after a write has failed
 _MOST_QUEUED_BYTES = 1 << 30  # that wait to be written, until there should come no more
 _PREFIX = "kv1-"
-_READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
 
 
 class Done(NamedTuple):
@@ -65,29 +62,30 @@ class DiskStore:
     A namespace stands for everything that the contents depend on beside their key: the model with its revision, the
     dtype, the layout, the rank. What other namespaces left behind makes room as it ages.
 
+    Where another process has the folder and this one `waits`, nothing is there and nothing is kept until that ends.
+
     Raises:
         ValueError: the folder cannot be made, or another process uses it; the message names the cure.
     """
 
-    def __init__(self, folder: Path, namespace: str, most_bytes: int) -> None:
+    def __init__(self, folder: Path, namespace: str, most_bytes: int, *, waits: bool = False) -> None:
         self.counts = DiskCounts()
         self._folder = folder
         self._namespace = _PREFIX + namespace
         self._index = DiskIndex(most_bytes)
-        self._lock = _locked(folder)  # None where nothing can be written
+        self._lock = folder_lock.opened(folder)  # None where nothing can be written
         self._rests_until = 0.0
         self._queued_bytes = 0
         self._done: queue.SimpleQueue[tuple[Done, int, Exception | None]] = queue.SimpleQueue()
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        start = time.monotonic()
-        self._delete(self._index.found(_files(folder, time.time_ns())))
-        if len(self._index):
-            logger.info(
-                "found %d entries, %.1f MB, on disk in %.1f s",
-                len(self._index),
-                self._index.bytes / 1e6,
-                time.monotonic() - start,
-            )
+        self._found: queue.SimpleQueue[list[tuple[str, int, int]]] = queue.SimpleQueue()
+        self._is_ours = folder_lock.take(self._lock, folder, waits=waits)
+        self._over = threading.Event()
+        self._waiter = threading.Thread(target=self._await_folder, name="disk-folder", daemon=True)
+        if self._is_ours:
+            self._begin(_files(folder, time.time_ns()))
+        else:
+            self._waiter.start()
         self._reads: dict[bytes, Future[None]] = {}
         self._readers = ThreadPoolExecutor(_READERS, "disk-reader")
         self._writer = threading.Thread(target=self._write_all, name="disk-writer", daemon=True)
@@ -124,7 +122,7 @@ class DiskStore:
 
     def admits(self, size: int, used: int) -> bool:
         """Whether an entry of so many bytes, that was used then, would be written if there is room for it."""
-        return not self.is_resting and self._index.admits(size + entry_file.HEADER_BYTES, used)
+        return self._keeps and self._index.admits(size + entry_file.HEADER_BYTES, used)
 
     def write(
         self,
@@ -142,7 +140,7 @@ class DiskStore:
         if path in self._index:
             return False
         used = time.time_ns() if used is None else used
-        gone = None if self.is_resting else self._index.add(path, size + entry_file.HEADER_BYTES, used)
+        gone = self._index.add(path, size + entry_file.HEADER_BYTES, used) if self._keeps else None
         if gone is None:
             self.counts.refused += 1
             return False
@@ -181,6 +179,9 @@ class DiskStore:
 
     def done(self) -> list[Done]:
         """What has come to its end since the last call."""
+        if not self._is_ours and not self._found.empty():
+            self._is_ours = True
+            self._begin(self._found.get())
         found: list[Done] = []
         with contextlib.suppress(queue.Empty):
             while True:
@@ -204,7 +205,10 @@ class DiskStore:
 
     def close(self) -> None:
         """Finish what has been begun, and let others use the folder."""
-        unsaved = self._index.unsaved()
+        self._over.set()
+        if self._waiter.is_alive():
+            self._waiter.join()
+        unsaved = self._index.unsaved() if self._is_ours else []
         self._work.put(lambda: self._renew(unsaved))
         self._work.put(None)
         self._writer.join()
@@ -215,6 +219,22 @@ class DiskStore:
     def check(self) -> None:
         """Assert what holds of the entries at any time."""
         self._index.check()
+
+    @property
+    def _keeps(self) -> bool:
+        return self._is_ours and not self.is_resting
+
+    def _begin(self, files: list[tuple[str, int, int]]) -> None:
+        """Take in what is there."""
+        self._delete(self._index.found(files))
+        if len(self._index):
+            logger.info("found %d entries, %.1f MB, on disk", len(self._index), self._index.bytes / 1e6)
+
+    def _await_folder(self) -> None:
+        """In a thread: have the folder once the process that has it ends, which no thread needs to be told."""
+        assert self._lock is not None
+        if folder_lock.wait(self._lock, self._folder, self._over):
+            self._found.put(_files(self._folder, time.time_ns()))
 
     def _path(self, key: bytes) -> str:
         name = key.hex()
@@ -294,24 +314,6 @@ class DiskStore:
         self._index.remove(path)
         if done.is_read:
             self._work.put(lambda: self._unlink(path))
-
-
-def _locked(folder: Path) -> int | None:
-    """A descriptor that holds the folder for this process; None where the folder is there and can only be read."""
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        if error.errno in _READ_ONLY and os.access(folder, os.R_OK | os.X_OK):
-            logger.warning("--kv-disk: %s cannot be written to (%s): entries are only read", folder, error.strerror)
-            return None
-        raise ValueError(f"--kv-disk: {folder} cannot be used: {error.strerror}; name a folder to write to") from error
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(descriptor)
-        raise ValueError(f"--kv-disk: another server uses {folder}; name another folder for each") from None
-    return descriptor
 
 
 def _files(folder: Path, now: int) -> list[tuple[str, int, int]]:

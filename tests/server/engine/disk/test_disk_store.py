@@ -325,6 +325,33 @@ def test_a_folder_has_one_server(store: DiskStore, tmp_path: Path) -> None:
         DiskStore(tmp_path, "a", MB)
 
 
+def test_a_server_that_waits_takes_the_folder_over_when_the_other_ends(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    old = DiskStore(tmp_path, "a", MB)
+    put(old, 1)
+    new = DiskStore(tmp_path, "a", MB, waits=True)
+    idle = DiskStore(tmp_path, "a", MB, waits=True)
+    assert "another server uses" in caplog.text
+    put(old, 2)
+    new.done()
+    assert key_of(1) not in new
+    assert not new.admits(5000, time.time_ns())
+    assert not new.write(key_of(3), [contents_of(3)]), "the folder has one writer"
+    idle.close()  # which does not wait
+    old.close()
+    until = time.monotonic() + 30
+    while key_of(2) not in new:
+        assert time.monotonic() < until
+        new.done()
+    assert [got(new, number) for number in (1, 2)] == [contents_of(1), contents_of(2)]
+    put(new, 3)
+    with pytest.raises(ValueError, match="--handover"):
+        DiskStore(tmp_path, "a", MB)
+    new.close()
+    assert len(files_below(tmp_path)) == 3
+
+
 def test_a_folder_that_cannot_be_had_is_refused_and_one_that_can_be_read_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
