@@ -270,6 +270,10 @@ class Settings(BaseSettings):
     shutdown_grace_seconds: Real = Field(
         30.0, ge=0, le=3600, description="At SIGTERM or SIGINT, how long open requests may go on."
     )
+    handover: bool = Field(
+        False,
+        description="Start while another server still has the files of --kv-disk and the stores, and wait for its end.",
+    )
     responses_store: Annotated[str, Field(min_length=1, max_length=4096)] = Field(
         "memory",
         description="Where answers of /v1/responses are kept: memory, none, or a file that outlives the server.",
@@ -410,6 +414,7 @@ class Settings(BaseSettings):
             kv_offload_bytes=self.kv_offload_bytes,
             kv_disk=None if self.kv_disk is None else str(self.kv_disk.absolute()),
             kv_disk_bytes=self.kv_disk_bytes,
+            handover=self.handover,
             state_cache_bytes=self.state_cache_bytes,
             gpu_memory_utilization=self.gpu_memory_utilization,
             cuda_graphs=self.cuda_graphs,

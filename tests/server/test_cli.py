@@ -38,6 +38,7 @@ FLAGS = [
     "--dtype",
     "--generation-config",
     "--gpu-memory-utilization",
+    "--handover",
     "--header-timeout",
     "--hf-overrides",
     "--host",

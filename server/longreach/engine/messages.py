@@ -64,6 +64,7 @@ class EngineConfig(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     kv_offload_bytes: int = 0
     kv_disk: str | None = None
     kv_disk_bytes: int = 0
+    handover: bool = False
     state_cache_bytes: int | None = None
     gpu_memory_utilization: float = 0.9
     cuda_graphs: bool = True

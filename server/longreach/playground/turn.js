@@ -1,8 +1,9 @@
 /** One question on the page: how far the document has been read, the answer as it comes, and what it took. */
 
+import { postEvents } from "./events.js";
 import { Places } from "./places.js";
 import { pieceOf } from "./prompt.js";
-import { postEvents, Refusal } from "./server.js";
+import { Refusal } from "./server.js";
 import { Sparkline } from "./sparkline.js";
 import { Timing } from "./timing.js";
 import { announce, count, duration, element, percent } from "./words.js";

@@ -95,6 +95,7 @@ def stream_of(events: EventRecord, record: RequestRecord, service: Service, firs
 
 async def begin_again(service: Service) -> None:
     """Begin again what was being made when the server before this one ended; what cannot be has failed."""
+    await service.kept.opened()
     waiting = service.kept.waiting
     while waiting:
         which = waiting[0]

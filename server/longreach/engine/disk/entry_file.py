@@ -35,8 +35,10 @@ class DamagedEntryError(ValueError):
     """A file is not what was written under its name."""
 
 
-def write(path: Path, parts: Sequence[Contents]) -> None:
+def write(path: Path, parts: Sequence[Contents], used: int | None = None) -> None:
     """Write the file of an entry whose contents are `parts`, one after another.
+
+    Its time of modification is when it was `used`, in nanoseconds since 1970; None: now.
 
     Raises:
         OSError: it could not be written; nothing is left of it.
@@ -49,6 +51,8 @@ def write(path: Path, parts: Sequence[Contents]) -> None:
         try:
             for part in (header, *parts):
                 _write_whole(descriptor, part)
+            if used is not None:
+                os.utime(descriptor, ns=(used, used))
         finally:
             os.close(descriptor)
         unfinished.replace(path)

@@ -16,7 +16,7 @@ A pin is known by a name, and covers what the prompt needs at its end, whether t
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from longreach.engine.kv_cache.borders import STATE_GROUP, TAIL_TOKENS, key
@@ -26,6 +26,10 @@ from longreach.engine.kv_cache.prefix_cache import PageHasher
 
 class Tier(Protocol):
     """What holds entries by key, and evicts some."""
+
+    def use_names(self, names: Iterable[tuple[bytes, int]]) -> None:
+        """Note when the entries with these keys, as far as they are here, were used, see `last_use`."""
+        ...
 
     def pin_names(self, names: Sequence[bytes]) -> None:
         """Evict the entries with these keys last, in this order, whether they are here or come."""
