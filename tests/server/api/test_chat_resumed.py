@@ -71,7 +71,7 @@ def answer_of(client: ChatClient) -> tuple[str, Finished]:
     return "".join(word.text for word in words if isinstance(word, Words)), finished
 
 
-@pytest.mark.parametrize("cuts", [(4,), (1, 0, 0, 1, 2)])
+@pytest.mark.parametrize("cuts", [(9,), (6, 0, 0, 1, 3)])
 def test_an_answer_goes_on_where_its_connection_was_cut(server: LiveServer, cuts: tuple[int, ...]) -> None:
     plain, finished = answer_of(ChatClient(server.url))
     cutting, slept = Cutting(*cuts), list[float]()
