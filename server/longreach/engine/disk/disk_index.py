@@ -68,14 +68,14 @@ class DiskIndex:
             self._entries[path] = _Entry(taken(size), ready=True, saved=used)
             self.bytes += taken(size)
             self._use(path, used)
-        return self._make_room(0)
+        return self._make_room(0) or []
 
     def admits(self, size: int, used: int) -> bool:
         """Whether a file that was used then might find room: something that was used before goes first."""
         wanted = taken(size)
         if self._busy + wanted > self.most_bytes:
             return False
-        return self.bytes + wanted <= self.most_bytes or self._oldest(used) is not None
+        return self.bytes + wanted <= self.most_bytes or self._oldest(used, []) is not None
 
     def add(self, path: str, size: int, used: int | None = None) -> list[str] | None:
         """Make room for a file that will be written, and that was `used` then; None: now.
@@ -87,9 +87,8 @@ class DiskIndex:
         wanted = taken(size)
         if path in self._entries or self._busy + wanted > self.most_bytes:
             return None
-        if self.bytes + wanted > self.most_bytes and self._oldest(used) is None:
+        if (gone := self._make_room(wanted, used)) is None:
             return None
-        gone = self._make_room(wanted)
         self._entries[path] = entry = _Entry(wanted, ready=False, saved=0)
         self._use(path, used)
         entry.saved = self._order.used(path)
@@ -170,23 +169,24 @@ class DiskIndex:
         for path, entry in self._entries.items():
             assert entry.readers >= 0, f"{path} has been given back too often"
 
-    def _make_room(self, wanted: int) -> list[str]:
-        """The entries that go for so many bytes, of which those that cannot go leave enough."""
+    def _make_room(self, wanted: int, used: int | None = None) -> list[str] | None:
+        """The entries that go for so many bytes; None, changing nothing, if one of them was used later than that."""
         gone: list[str] = []
-        while self.bytes + wanted > self.most_bytes:
-            oldest = self._order.first(self._is_busy)
-            assert oldest is not None, "bytes are in use that nobody counts"
-            self.remove(oldest)
+        excess = self.bytes + wanted - self.most_bytes
+        while excess > 0:
+            if (oldest := self._oldest(used, gone)) is None:
+                return None
             gone.append(oldest)
+            excess -= self._entries[oldest].bytes
+        for path in gone:
+            self.remove(path)
         return gone
 
-    def _oldest(self, used: int | None) -> str | None:
-        """The entry that goes next for one that was used then; None if all were used later."""
-        oldest = self._order.first(self._is_busy)
+    def _oldest(self, used: int | None, gone: list[str]) -> str | None:
+        """The entry that goes next, behind those that are `gone`, for one that was used then; None if all were used
+        later."""
+        oldest = self._order.first(lambda path: self._entries[path].is_busy or path in gone)
         return None if oldest is None or (used is not None and self._order.used(oldest) > used) else oldest
-
-    def _is_busy(self, path: str) -> bool:
-        return self._entries[path].is_busy
 
     def _saved(self, path: str, entry: _Entry) -> tuple[str, int]:
         entry.saved = self._order.used(path)

@@ -160,8 +160,10 @@ def test_of_one_use_the_last_pages_go_first_and_none_before_them_for_one_behind(
     store = DiskStore(tmp_path, "a", 10 * BLOCK)  # five entries
 
     def write(use: int, *pages: int) -> list[bool]:
-        done = [store.write(key_of(n), [contents_of(n, size)], used=page_used(use, n % 10)) for n in pages]
-        settled(store, sum(done))
+        done: list[bool] = []
+        for n in pages:
+            done.append(store.write(key_of(n), [contents_of(n, size)], used=page_used(use, n % 10)))
+            settled(store, done[-1])
         return done
 
     def here() -> list[int]:
@@ -177,6 +179,8 @@ def test_of_one_use_the_last_pages_go_first_and_none_before_them_for_one_behind(
     assert here() == [20, 21, 22, 23, 24]
     assert not store.admits(size, page_used(start + 2 * 10**9, 5))
     assert store.counts.refused == 3
+    assert not store.write(key_of(39), [bytes(4 * BLOCK)], used=page_used(start + 2 * 10**9, 3)), "it takes two"
+    assert here() == [20, 21, 22, 23, 24]
     assert write(start + 3 * 10**9, 30, 31) == [True] * 2
     store.use((key_of(20 + page), page_used(start + 4 * 10**9, page)) for page in range(9))
     store.close()

@@ -118,6 +118,18 @@ def test_what_stays_on_the_device_stays_on_disk() -> None:
     assert len(here(bench.disk.files, 0)) == 0
 
 
+def test_a_request_that_waits_for_the_disk_uses_what_it_waits_for() -> None:
+    files: Files = {}
+    Bench(files, 42, 48).ask("first", 0)
+    bench = Bench(files, 42, 48)
+    assert bench.disk.used(digests_of(0)[0]) == 0
+    prompt = [0] * (PAGES * PAGE + 2)
+    assert bench.engine.submit(Generate(request_id="waits", prompt=prompt, max_tokens=3, sampling=Sampling())) is None
+    bench.engine.step()
+    assert not bench.engine.scheduler.running
+    assert bench.disk.used(digests_of(0)[0]) > bench.disk.used(digests_of(0)[1]) > 0
+
+
 def test_of_a_document_larger_than_the_disk_the_beginning_stays() -> None:
     files: Files = {}
     bench = Bench(files, 42, 48, most=20)
