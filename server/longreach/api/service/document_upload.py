@@ -12,6 +12,7 @@ import secrets
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
+from longreach.api.http.race import race
 from longreach.api.http.request_log import RequestRecord
 from longreach.api.schema.requests.chat_messages import Message
 from longreach.api.service.service import Service
@@ -137,7 +138,7 @@ class _Upload:
             pipeline = await stack.enter_async_context(
                 TextPipeline(text, service.encoding, caller=self._caller, ahead=ahead)
             )
-            await self._receive(pipeline, around, ahead)
+            await race(self._receive(pipeline, around, ahead), pipeline.failed())
             beginning = await pipeline.settle()
             last = await pipeline.last()
             prefix = [*around.first, *pipeline.ids, *(last if around.behind is None else ())]
