@@ -462,8 +462,8 @@ FAULTS = (
     Fault(
         "updates that are joined lose log-probabilities of the prompt",
         _UNREAD,
-        '("tokens", "logprobs", "prompt_logprobs")',
-        '("tokens", "logprobs")',
+        '("tokens", "logprobs", "prompt_logprobs", "attended")',
+        '("tokens", "logprobs", "attended")',
         (f"{_ENGINE}/test_unread.py::test_what_is_told_once_survives_joining",),
     ),
     Fault(
