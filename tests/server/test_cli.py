@@ -77,6 +77,7 @@ FLAGS = [
     "--responses-store-days",
     "--resume-seconds",
     "--revision",
+    "--rope",
     "--rope-scaling",
     "--served-model-name",
     "--shutdown-grace-seconds",
