@@ -21,9 +21,12 @@ from longreach_kernels.paged_api import paged_attention_call
 from longreach_kernels.sizes import KEY_BLOCK
 from longreach_kernels.sparse import (
     Estimator,
+    FloorCounts,
+    MassFloor,
     Target,
     TilePlan,
     block_attention,
+    choose_above,
     choose_tiles,
     kept_share,
     plan_tiles,
@@ -62,12 +65,14 @@ class TileChoice:
         estimators: by which estimate, for each layer where tiles are chosen; the other layers compute their own masks.
         prompt_lens: (B,) int32, tokens of each sequence's prompt.
         dense_below: queries before this position see everything.
+        floor: what a drawn query keeps at least of dense attention's mass, or None.
     """
 
     target: Target
     estimators: Mapping[int, Estimator]
     prompt_lens: Tensor
     dense_below: int
+    floor: float | None = None
 
 
 @dataclass(frozen=True)
@@ -79,12 +84,15 @@ class BlockBudget:
         layers: where they are chosen, all of which keep bounds; the other layers compute their own masks.
         batch: the group's, of one query a sequence.
         heads: query heads of a layer.
+        floor: the share of dense attention's mass that a query keeps for certain, or else reads every key, in all heads
+            of a layer; None for none.
     """
 
     tokens: int
     layers: frozenset[int]
     batch: PagedBatch
     heads: int
+    floor: float | None = None
 
     @cached_property
     def parts(self) -> tuple[tuple[slice, PagedBatch], ...]:
@@ -133,11 +141,15 @@ class GroupMeasurements(NamedTuple):
         visited: (B,) int, the key tiles that were chosen for each sequence, over layers, query tiles and KV heads.
         missed: (layers, B, Hq) fp32, an upper bound of the share of attention that each query missed, in each layer of
             the group's `budget`.
+        whole: (layers, B) bool, where a query read every key, since its budget did not keep the floor for certain.
+        floor: what the tests of drawn queries found, over layers.
     """
 
     kept: Tensor | None = None
     visited: Tensor | None = None
     missed: Tensor | None = None
+    whole: Tensor | None = None
+    floor: FloorCounts | None = None
 
 
 StepMeasurements = tuple[GroupMeasurements, ...]  # of a step's groups, in order
@@ -153,6 +165,8 @@ class GroupRecord:
     kept: list[Tensor] = field(default_factory=list)
     visited: list[Tensor] = field(default_factory=list)
     missed: list[Tensor] = field(default_factory=list)
+    whole: list[Tensor] = field(default_factory=list)
+    floor: list[FloorCounts] = field(default_factory=list)
     plans: dict[tuple[torch.Size, torch.Size, int], TilePlan] = field(default_factory=dict)
 
     def measured(self) -> GroupMeasurements:
@@ -161,7 +175,17 @@ class GroupRecord:
             kept=torch.stack(self.kept, 1) if self.kept else None,
             visited=torch.stack(self.visited).sum(0) if self.visited else None,
             missed=torch.stack(self.missed) if self.missed else None,
+            whole=torch.stack(self.whole) if self.whole else None,
+            floor=_over_layers(self.floor) if self.floor else None,
         )
+
+
+def _over_layers(found: list[FloorCounts]) -> FloorCounts:
+    return FloorCounts(
+        torch.stack([one.counts for one in found]).sum(0),
+        torch.stack([one.least for one in found]).amin(0),
+        found[0].tile_q,
+    )
 
 
 class StepRecord:
@@ -220,7 +244,7 @@ def step_attention(q: Tensor, layer_index: int, step: PagedStep, call: Attention
         record = step.record.of_group(index)
         queries = q[group.start : group.end]
         if group.budget is not None and layer_index in group.budget.layers:
-            out, lse, missed = _within_budget(queries, layer_index, step, group.budget, call, backend)
+            out, lse, missed = _within_budget(queries, layer_index, step, group.budget, call, backend, record)
             record.missed.append(missed)
             if group.sample is not None:
                 record.kept.append(_kept(queries, lse, layer_index, step, group.sample, call, backend))
@@ -269,17 +293,20 @@ def _choose(
         kept = plan.visible.sum(1, dtype=torch.int32) * plan.frame.heads
         record.visited.append(kept.new_zeros(group.batch.size).index_add_(0, tiles.seq, kept))
         return None
-    lists = choose_tiles(
-        q,
-        k_pages,
-        plan,
-        target=choice.target,
-        estimator=choice.estimators[layer_index],
-        scale=call.scale,
-        softcap=call.softcap,
-        k_scale=None if call.kv_scales is None else call.kv_scales[0],
-        backend=backend,
-    )
+    how = {
+        "target": choice.target,
+        "estimator": choice.estimators[layer_index],
+        "scale": call.scale,
+        "softcap": call.softcap,
+        "k_scale": None if call.kv_scales is None else call.kv_scales[0],
+        "backend": backend,
+    }
+    if choice.floor is None:
+        lists = choose_tiles(q, k_pages, plan, **how)
+    else:
+        floor = MassFloor(choice.floor, layer_index)
+        lists, tested = choose_above(q, k_pages, plan, floor, sink_logits=call.sink_logits, **how)
+        record.floor.append(tested)
     first = lists.first_row.long()
     after = torch.cat([first[1:], first.new_full((1,), len(lists.start) - 1)])
     record.visited.append(lists.start[after] - lists.start[first])
@@ -287,9 +314,18 @@ def _choose(
 
 
 def _within_budget(
-    q: Tensor, layer_index: int, step: PagedStep, budget: BlockBudget, call: AttentionCall, backend: str
+    q: Tensor,
+    layer_index: int,
+    step: PagedStep,
+    budget: BlockBudget,
+    call: AttentionCall,
+    backend: str,
+    record: GroupRecord,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Attention of decodes to the keys that are chosen for each, its log-sum-exp, and a bound of what each missed."""
+    """Attention of decodes to the keys that are chosen for each, its log-sum-exp, and a bound of what each missed.
+
+    Where the bound of a query does not promise the budget's floor, it reads all keys.
+    """
     pages = step.pages.keys[layer_index], step.pages.values[layer_index]
     bounds = step.pages.bounds[layer_index]
     assert bounds is not None, f"layer {layer_index} keeps no bounds"
@@ -303,8 +339,19 @@ def _within_budget(
         out, lse = block_attention(
             q[rows], *pages, batch, choice, sink_logits=call.sink_logits, v_scale=v_scale, **of_choice
         )
-        found.append((out, lse, choice.missed(lse)))
-    out, lse, missed = found[0] if len(found) == 1 else (torch.cat(parts) for parts in zip(*found, strict=True))
+        missed = choice.missed(lse)
+        if budget.floor is None:
+            found.append((out, lse, missed))
+            continue
+        whole = missed.amax(1) > 1 - budget.floor
+        # The others have no keys in this call, and cost next to nothing; the host need not know which they are.
+        asked = replace(batch, context_lens=torch.where(whole, batch.context_lens, 0), known_lengths=None)
+        all_out, all_lse = paged_attention_call(q[rows], *pages, asked, call, backend)
+        out = torch.where(whole[:, None, None], all_out, out)
+        lse = torch.where(whole[:, None], all_lse, lse)
+        found.append((out, lse, torch.where(whole[:, None], 0.0, missed), whole))
+    out, lse, missed, *whole = found[0] if len(found) == 1 else (torch.cat(parts) for parts in zip(*found, strict=True))
+    record.whole += whole
     return out, lse, missed
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from longreach_kernels import Causal, PagedBatch, paged_attention
@@ -55,40 +57,37 @@ def test_drawn_queries_keep_the_floor_and_counts_tell_it(backend: str) -> None:
     q, k_pages, _, batch = batch_of(SIZES[backend])
     plan = plan_tiles(q, k_pages, batch, prompt_lens=ENDS, **OPTIONS, backend=backend)
     queries, keys = batch.host_lengths
-    given = {"target": Density(0.1), "estimator": Antidiagonal(16), "backend": backend}
+    given: dict[str, Any] = {"target": Density(0.1), "estimator": Antidiagonal(16), "backend": backend}
     chosen = choose_tiles(q, k_pages, plan, **given)
     tiles = plan.frame.tiles
     tested = (plan.visible & ~plan.forced).any(-1)
     row, position, seq = drawn_rows(tiles, batch, 3, tested)
-    count = drawn_count(tiles.tile_q)
-    below = exact_shares(q, k_pages, batch, chosen)
-    floors = {"between": 0.9, "near everything": 0.9999, "met by all": 1e-6}
-    for name, floor in floors.items():
-        lists, counts = choose_above(q, k_pages, plan, MassFloor(floor, layer=3), **given)
-        assert counts is not None
+    assert len(row) == len(tiles.seq) * drawn_count(tiles.tile_q)
+    assert min(float(x.min()) for x in exact_shares(q, k_pages, batch, chosen)) < 0.9
+    for floor in (0.9, 0.9999, 1e-6):
+        lists, found = choose_above(q, k_pages, plan, MassFloor(floor, layer=3), **given)
         kept = exact_shares(q, k_pages, batch, lists)
-        least = [torch.ones(2), torch.ones(2)]
+        least = torch.ones(2)
         for r, at, b in zip(row.tolist(), position.tolist(), seq.tolist(), strict=True):
             if r < 0:
                 continue
-            local = at - (keys[b] - queries[b])
-            assert (kept[b][:, local] > floor - 1e-4).all(), (name, b, at)
-            least[b] = torch.minimum(least[b], kept[b][:, local].float())
-        rows = torch.zeros(2, dtype=torch.int64).index_add(0, tiles.seq, 2 * tested.long())
-        assert torch.equal(counts.rows, rows) and int(rows.min()) > 0
-        assert counts.least.tolist() == pytest.approx([float(x.min()) for x in least], abs=1e-4)
-        assert bool((counts.decided <= counts.rows).all()) and bool((counts.kept <= counts.rows + 1e-6).all())
-        if name == "met by all":
-            assert int(counts.dense.sum()) == int(counts.widened.sum()) == int(counts.decided.sum()) == 0
+            own = kept[b][:, at - (keys[b] - queries[b])]
+            assert (own > floor - 1e-4).all(), (floor, b, at)
+            least[b] = min(least[b], float(own.min()))
+        rows, widened, whole, decided, mass = found.counts.unbind(1)
+        assert rows.tolist() == (2 * tested).tolist()
+        told = [float(found.least[tiles.seq == b, 0].min()) for b in (0, 1)]
+        assert told == pytest.approx(least.tolist(), abs=1e-4)
+        assert (decided <= widened + whole).all()
+        if floor < 0.1:
+            assert not (widened + whole + decided).any()
             assert torch.equal(lists.start, chosen.start)
         else:
-            assert int(counts.dense.sum() + counts.widened.sum()) > 0
+            assert (widened + whole).any()
             assert int(lists.start[-1]) > int(chosen.start[-1])
-            assert min(float(x.min()) for x in below) < floor
-        if name == "near everything":
-            assert torch.equal(counts.dense + counts.widened, rows)
-            assert counts.kept.tolist() == pytest.approx(rows.tolist(), abs=1e-3)
-    assert len(row) == len(tiles.seq) * count
+        if floor > 0.99:
+            assert torch.equal(whole + widened, rows)
+            assert mass.tolist() == pytest.approx(rows.tolist(), abs=1e-3)
 
 
 def test_what_is_read_whole_is_dense_attention(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,44 +95,35 @@ def test_what_is_read_whole_is_dense_attention(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(select_tiles, "WIDER", ())
     q, k_pages, v_pages, batch = batch_of(128)
     plan = plan_tiles(q, k_pages, batch, prompt_lens=ENDS, **OPTIONS, backend="cpu")
-    lists, counts = choose_above(q, k_pages, plan, MassFloor(0.999), target=Density(0.1), backend="cpu")
-    assert counts is not None and torch.equal(counts.dense, counts.rows)
+    lists, found = choose_above(q, k_pages, plan, MassFloor(0.999), target=Density(0.1), backend="cpu")
+    assert torch.equal(found.counts[:, 2], found.counts[:, 0])
     assert int(lists.start[-1]) == 2 * int(plan.visible.sum())
-    assert counts.least.tolist() == [1.0, 1.0]
+    assert (found.least[:, 0] == 1).all()
     dense = paged_attention(q, k_pages, v_pages, batch, backend="cpu")
     torch.testing.assert_close(paged_attention(q, k_pages, v_pages, batch, lists=lists, backend="cpu"), dense)
 
 
-def test_rows_do_not_depend_on_how_a_prompt_is_cut() -> None:
-    """The same tile of a prompt, alone or behind others, has the same drawn queries and the same fate."""
+def test_what_is_found_does_not_depend_on_how_a_prompt_is_cut() -> None:
     q, k_pages, _, batch = batch_of(128)
-    given = {"target": Recall(0.5), "estimator": Antidiagonal(16), "backend": "cpu"}
+    given: dict[str, Any] = {"target": Recall(0.5), "estimator": Antidiagonal(16), "backend": "cpu"}
     floor = MassFloor(0.9, layer=1)
     plan = plan_tiles(q, k_pages, batch, prompt_lens=ENDS, **OPTIONS, backend="cpu")
     whole, counts = choose_above(q, k_pages, plan, floor, **given)
-    part = PagedBatch(
-        torch.tensor([0, 256], dtype=torch.int32),
-        batch.context_lens[:1] - 128,
-        batch.page_table[:1],
-        max_seqlen_q=256,
-        max_context_len=1280,
-    )
-    rest = PagedBatch(
-        torch.tensor([0, 128], dtype=torch.int32),
-        batch.context_lens[:1],
-        batch.page_table[:1],
-        max_seqlen_q=128,
-        max_context_len=1408,
-    )
     found = []
-    for piece, own in ((q[:256], part), (q[256:384], rest)):
-        cut = plan_tiles(piece, k_pages, own, prompt_lens=ENDS[:1], **OPTIONS, backend="cpu")
-        found.append(choose_above(piece, k_pages, cut, floor, **given))
-    assert counts is not None and int(counts.widened[0] + counts.dense[0]) > 0
-    for name in ("rows", "widened", "dense", "decided"):
-        assert sum(int(getattr(c, name)[0]) for _, c in found) == int(getattr(counts, name)[0]), name  # type: ignore[arg-type]
-    rows = int(whole.first_row[1]) if len(whole.first_row) > 1 else len(whole.start) - 1
-    assert sum(int(lists.start[-1]) for lists, _ in found) == int(whole.start[rows])
+    for start, end in ((0, 256), (256, 384)):
+        part = PagedBatch(
+            torch.tensor([0, end - start], dtype=torch.int32),
+            batch.context_lens[:1] - 384 + end,
+            batch.page_table[:1],
+            max_seqlen_q=end - start,
+            max_context_len=1408 - 384 + end,
+        )
+        cut = plan_tiles(q[start:end], k_pages, part, prompt_lens=ENDS[:1], **OPTIONS, backend="cpu")
+        found.append(choose_above(q[start:end], k_pages, cut, floor, **given))
+    pieces = torch.cat([found[0][1].counts[:2], found[1][1].counts[:1]])
+    assert pieces[:, 1:3].any()
+    torch.testing.assert_close(pieces, counts.counts[:3])
+    assert sum(int(lists.start[-1]) for lists, _ in found) == int(whole.start[whole.first_row[1]])
 
 
 @pytest.mark.parametrize("softcap", [None, 2.0])

@@ -49,26 +49,21 @@ class MassFloor:
 
 
 class FloorCounts(NamedTuple):
-    """What the test of one layer found, by sequence; a *row* is a query tile and a KV head in which something could be
-    left out.
+    """What the test of one layer found in each of Q slots, over KV heads; a *row* is a query tile and a KV head in
+    which something could be left out.
 
     Attributes:
-        rows: (B,) int64, tested rows.
-        widened: (B,) int64, those that read more than was chosen, but not all.
-        dense: (B,) int64, those that read everything.
-        decided: (B,) int64, those in which a single drawn query decided what is read.
-        kept: (B,) fp64, sum over the tested rows of the least mass that a drawn query keeps of what is read.
-        least: (B,) fp32, the least of these; 1 without rows.
-        chosen_least: (B,) fp32, as `least`, of what was chosen at first.
+        counts: (Q, 5) fp64: tested rows; those that read more than was chosen but not all; those that read everything;
+            those in which a single drawn query decided what is read; and over the tested rows the sum of the least mass
+            that a drawn query keeps of what is read.
+        least: (Q, 2) fp32: the least mass that a drawn query keeps, of what is read and of what was chosen at first; 1
+            without rows.
+        tile_q: queries of a tile.
     """
 
-    rows: Tensor
-    widened: Tensor
-    dense: Tensor
-    decided: Tensor
-    kept: Tensor
+    counts: Tensor
     least: Tensor
-    chosen_least: Tensor
+    tile_q: int
 
 
 def drawn_count(tile_q: int) -> int:
@@ -127,7 +122,7 @@ def raised(
     Returns:
         (Hkv, Q, K) bool, and what was found.
     """
-    kv_heads, slots = choices[0].shape[:2]
+    slots = choices[0].shape[1]
     count = drawn_count(tiles.tile_q)
     tested = (visible & ~forced).any(-1)
     drawn = drawn_rows(tiles, batch, floor.layer, tested)
@@ -135,8 +130,9 @@ def raised(
     room = max(1, _BYTES // (4 * q.shape[1] * tiles.key_tiles * count))
     for start in range(0, slots, room):
         own = slice(start, min(start + room, slots))
-        rows = tuple(x[own.start * count : own.stop * count] for x in drawn)
-        parts.append(_shares([x[:, own] for x in choices], q, k_pages, batch, tiles, rows, logits, sink_logits, plain))
+        row, position, seq = (x[own.start * count : own.stop * count] for x in drawn)
+        seen = q, k_pages, batch, tiles, (row, position, seq), logits, sink_logits
+        parts.append(shares_of([x[:, own] for x in choices], *seen, plain=plain))
     shares = parts[0] if len(parts) == 1 else torch.cat(parts, 2)  # (choices, Hkv, Q, n)
     short = shares < floor.share
     needs = short.sum(0)  # (Hkv, Q, n): how many of the choices are too little for a drawn query
@@ -149,21 +145,28 @@ def raised(
     everything = most >= len(choices)
     read = torch.where(everything[..., None], visible, read)
     kept = torch.where(everything[..., None], 1.0, kept).amin(-1)
-    return read, _counts(tested, most, needs, everything, kept, shares[0].amin(-1), tiles, batch.size)
+    return read, _counts(tested, most, needs, everything, kept, shares[0].amin(-1), tiles.tile_q)
 
 
-def _shares(
+def shares_of(
     choices: Sequence[Tensor],
     q: Tensor,
     k_pages: Tensor,
     batch: PagedBatch,
     tiles: QueryTiles,
-    rows: tuple[Tensor, ...],
+    rows: tuple[Tensor, Tensor, Tensor],
     logits: Logits,
     sink_logits: Tensor | None,
+    *,
     plain: bool,
 ) -> Tensor:
-    """(choices, Hkv, Q, n) fp32: what each drawn query of some slots keeps, the least over a KV head's query heads."""
+    """(choices, Hkv, Q, n) fp32: what each of the ``rows`` of some slots keeps under each of the ``choices`` (Hkv, Q,
+    K) for them, the least over a KV head's query heads.
+
+    Args:
+        rows: as `drawn_rows` has them, (Q * n,) each.
+        q, k_pages, batch, tiles, logits, sink_logits, plain: as for `raised`.
+    """
     if plain:
         lse = reference.row_masses(q, k_pages, batch, tiles, rows, logits)
     else:
@@ -189,34 +192,15 @@ def _shares(
 
 
 def _counts(
-    tested: Tensor,
-    most: Tensor,
-    needs: Tensor,
-    everything: Tensor,
-    kept: Tensor,
-    chosen: Tensor,
-    tiles: QueryTiles,
-    sequences: int,
+    tested: Tensor, most: Tensor, needs: Tensor, everything: Tensor, kept: Tensor, chosen: Tensor, tile_q: int
 ) -> FloorCounts:
+    """Of rows (Hkv, Q); ``needs`` (Hkv, Q, n)."""
     alone = ((needs == most[..., None]).sum(-1) == 1) & (most > 0)
-    zeros = torch.zeros(sequences, dtype=torch.int64, device=tested.device)
-    seq = tiles.seq
-
-    def summed(x: Tensor) -> Tensor:
-        """By sequence, of the tested rows (Hkv, Q)."""
-        by_slot = torch.where(tested, x, torch.zeros_like(x)).sum(0)
-        return zeros.to(by_slot.dtype).index_add(0, seq, by_slot)
-
-    def least(x: Tensor) -> Tensor:
-        by_slot = torch.where(tested, x, 1.0).amin(0)
-        return torch.ones(sequences, device=x.device).scatter_reduce(0, seq, by_slot, "amin")
-
+    counted = [torch.ones_like(kept), (most > 0) & ~everything, everything, alone, kept]
+    counts = torch.stack([x.double().sum(0) for x in counted], -1)
+    least = torch.stack([kept.amin(0), chosen.amin(0)], -1)
     return FloorCounts(
-        rows=summed(torch.ones_like(most)),
-        widened=summed(((most > 0) & ~everything).long()),
-        dense=summed(everything.long()),
-        decided=summed(alone.long()),
-        kept=summed(kept.double()),
-        least=least(kept),
-        chosen_least=least(chosen),
+        counts=torch.where(tested[:, None], counts, 0.0),
+        least=torch.where(tested[:, None], least, 1.0),
+        tile_q=tile_q,
     )

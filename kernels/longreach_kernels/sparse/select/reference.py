@@ -194,7 +194,7 @@ def row_masses(
     k_pages: Tensor,
     batch: PagedBatch,
     tiles: QueryTiles,
-    rows: tuple[Tensor, ...],
+    rows: tuple[Tensor, Tensor, Tensor],
     logits: Logits,
 ) -> Tensor:
     """(K, Hkv, R, G) fp32: the log-sum-exp, in log2 units, of each row's logits in each key tile; -inf where it sees

@@ -110,8 +110,11 @@ def choose_tiles(
     Raises:
         ValueError: an argument does not fit; the message begins with its name.
     """
-    given = {"target": target, "estimator": estimator, "scale": scale, "softcap": softcap, "k_scale": k_scale}
-    return choose_above(q, k_pages, plan, None, **given, backend=backend)[0]
+    logits, kernels = _checked_choice(q, k_pages, plan, target, estimator, scale, softcap, k_scale, backend)
+    if plan.all_kept:
+        return lists_of_choice(plan.visible.expand(plan.frame.heads, -1, -1), plan.frame, kernels=kernels)
+    mass = masses(q, k_pages, plan.batch, plan.frame.tiles, logits, estimator, backend)
+    return lists_of_masses(mass, plan, _counted(target, estimator, plan), kernels=kernels)
 
 
 @torch.no_grad()
@@ -119,7 +122,7 @@ def choose_above(
     q: Tensor,
     k_pages: Tensor,
     plan: TilePlan,
-    floor: MassFloor | None,
+    floor: MassFloor,
     *,
     target: Target,
     estimator: Estimator = _ANTIDIAGONAL,
@@ -128,18 +131,52 @@ def choose_above(
     sink_logits: Tensor | None = None,
     k_scale: Tensor | None = None,
     backend: str = "auto",
-) -> tuple[TileLists, FloorCounts | None]:
+) -> tuple[TileLists, FloorCounts]:
     """As `choose_tiles`, with a floor under the mass that a few drawn queries of each tile keep (`mass_floor`).
 
     Args:
-        floor: None for none.
+        floor: what a drawn query keeps at least.
         sink_logits: (Hq,) of a learned sink, whose weight counts as kept.
 
     Returns:
-        The lists, and what the test of the drawn queries found: None without a floor, or where everything is kept.
+        The lists, and what the test of the drawn queries found.
 
     Raises:
         ValueError: an argument does not fit; the message begins with its name.
+    """
+    logits, kernels = _checked_choice(q, k_pages, plan, target, estimator, scale, softcap, k_scale, backend)
+    batch, tiles = plan.batch, plan.frame.tiles
+    if tiles.window is not None:
+        raise ValueError(f"floor: is of layers that see everything, got a plan with a window of {tiles.window}")
+    mass = masses(q, k_pages, batch, tiles, logits, estimator, backend)
+    choices = [kept_of_masses(mass, plan, _counted(target, estimator, plan), kernels=kernels)]
+    for share in WIDER:
+        choices.append(choices[-1] | kept_of_masses(mass, plan, Recall(share), kernels=kernels))
+    seen = q, k_pages, batch, tiles, logits, sink_logits
+    keep, counts = raised(choices, plan.visible, plan.forced, floor, *seen, plain=not kernels)
+    return lists_of_choice(keep, plan.frame, kernels=kernels), counts
+
+
+def _counted(target: Target, estimator: Estimator, plan: TilePlan) -> Recall | Density | Threshold:
+    """The target, as a density where it is a speed-up."""
+    return density_of(target, estimator.cost(plan.frame.tiles.tile_k)) if isinstance(target, Speedup) else target
+
+
+def _checked_choice(
+    q: Tensor,
+    k_pages: Tensor,
+    plan: TilePlan,
+    target: Target,
+    estimator: Estimator,
+    scale: float | None,
+    softcap: float | None,
+    k_scale: Tensor | None,
+    backend: str,
+) -> tuple[Logits, bool]:
+    """What makes logits, and whether Triton kernels choose.
+
+    Raises:
+        ValueError: an argument does not fit.
     """
     batch, tiles = plan.batch, plan.frame.tiles
     _check(q, k_pages, batch, tiles.window, None)
@@ -157,20 +194,7 @@ def choose_above(
     factor = scale_of(q, scale)
     check_softcap(softcap)
     logits = Logits(factor, softcap, kv_scale_of(k_pages, "k_scale", k_scale))
-
-    kernels = not _is_plain(backend, q)
-    if plan.all_kept:
-        return lists_of_choice(plan.visible.expand(plan.frame.heads, -1, -1), plan.frame, kernels=kernels), None
-    mass = masses(q, k_pages, batch, tiles, logits, estimator, backend)
-    chosen = density_of(target, estimator.cost(tiles.tile_k)) if isinstance(target, Speedup) else target
-    keep, counts = kept_of_masses(mass, plan, chosen, kernels=kernels), None
-    if floor is not None:
-        choices = [keep]
-        for share in WIDER:
-            choices.append(choices[-1] | kept_of_masses(mass, plan, Recall(share), kernels=kernels))
-        seen = q, k_pages, batch, tiles, logits, sink_logits
-        keep, counts = raised(choices, plan.visible, plan.forced, floor, *seen, plain=not kernels)
-    return lists_of_choice(keep, plan.frame, kernels=kernels), counts
+    return logits, not _is_plain(backend, q)
 
 
 @torch.no_grad()

@@ -295,4 +295,7 @@ def _of_all_ranks(measured: StepMeasurements) -> StepMeasurements:
     for group in measured:
         if group.visited is not None:
             distributed.all_reduce(group.visited)  # in place: the sum over layers was made for this
+        if group.floor is not None:
+            distributed.all_reduce(group.floor.counts)
+            distributed.all_reduce(group.floor.least, op=distributed.ReduceOp.MIN)
     return measured

@@ -196,7 +196,7 @@ class LayerPolicies:
         return None if any(mask.band is None for mask in masks) else StepGroup(*rows, batch, masks)
 
     def _budget(self, policy: SparseDecode, batch: PagedBatch) -> BlockBudget:
-        return BlockBudget(policy.budget, self.chosen, batch, len(self._part))
+        return BlockBudget(policy.budget, self.chosen, batch, len(self._part), policy.min_mass)
 
     def _own_heads(self, policy: StepPolicy) -> tuple[Mask, ...]:
         """What each layer computes for this rank's heads."""
@@ -240,4 +240,4 @@ class LayerPolicies:
         estimators = {
             layer: _ESTIMATORS[_AUTO[self._rotary[layer]] if named == "auto" else named] for layer in self.chosen
         }
-        return TileChoice(target, estimators, lengths, policy.dense_below)
+        return TileChoice(target, estimators, lengths, policy.dense_below, policy.min_mass)

@@ -51,6 +51,7 @@ class _Group:
     kept: OnItsWay | None = None
     visited: OnItsWay | None = None
     missed: OnItsWay | None = None
+    floor: tuple[OnItsWay, int] | None = None
 
     def deliver(self, drawn: dict[str, list[int]]) -> None:
         """As `StepSamples.deliver`."""
@@ -59,6 +60,8 @@ class _Group:
                 chunk.request.measured.visited += tiles
         if self.missed is not None:
             _count_reads(self.chunks, self.missed.lists()[0], drawn)
+        if self.floor is not None:
+            _note_tests(self.chunks, *self.floor)
         if self.kept is None:
             return
         values, start = np.array(self.kept.lists()[0], np.float32), 0
@@ -118,7 +121,7 @@ class StepSamples:
         for measured, (_, chunks) in zip(step.measured(), plan.groups, strict=True):
             group = _Group(chunks)
             if measured.missed is not None:
-                group.missed = OnItsWay(_of_tokens(measured.missed)[: len(chunks)])
+                group.missed = OnItsWay(_of_tokens(measured.missed, measured.whole)[: len(chunks)])
             if measured.kept is not None:
                 _take_turns(group, measured.kept)
             groups.append(group)
@@ -130,7 +133,13 @@ class StepSamples:
         for group, found in zip(self._groups, measured, strict=True):
             group.kept = None if found.kept is None else OnItsWay(found.kept)
             group.visited = None if found.visited is None else OnItsWay(found.visited)
-            group.missed = None if found.missed is None else OnItsWay(_of_tokens(found.missed))
+            group.missed = None if found.missed is None else OnItsWay(_of_tokens(found.missed, found.whole))
+            group.floor = None
+            if found.floor is not None:
+                group.floor = (
+                    OnItsWay(torch.cat([found.floor.counts, found.floor.least.double()], 1)),
+                    found.floor.tile_q,
+                )
 
     def deliver(self, drawn: dict[str, list[int]]) -> None:
         """Wait for it and add it to the requests' measurements, but for drafts that do not stand, given what the step
@@ -196,9 +205,23 @@ def _uncounted(chunk: Chunk) -> list[int]:
     return sampled_of_answer(chunk.request.prompt_tokens, max(chunk.start, reads.end), chunk.end)
 
 
-def _of_tokens(missed: torch.Tensor) -> torch.Tensor:
-    """(T, 2): of `missed` (layers, T, heads) the mean and the greatest over layers and heads."""
-    return torch.stack([missed.mean((0, 2)), missed.amax((0, 2))], 1)
+def _of_tokens(missed: torch.Tensor, whole: torch.Tensor | None) -> torch.Tensor:
+    """(T, 3): of `missed` (layers, T, heads) the mean and the greatest over layers and heads, and the number of layers
+    that read `whole` (layers, T), all keys."""
+    layers = missed.new_zeros(missed.shape[1]) if whole is None else whole.sum(0).to(missed.dtype)
+    return torch.stack([missed.mean((0, 2)), missed.amax((0, 2)), layers], 1)
+
+
+def _note_tests(chunks: tuple[Chunk, ...], found: OnItsWay, tile: int) -> None:
+    """Note what the tests of drawn queries found in the tiles of a group's chunks: a row of `found` for each slot, as
+    in `longreach_kernels.sparse.select.query_tiles`."""
+    values = np.array(found.lists()[0], np.float64)
+    before = 0
+    for index, chunk in enumerate(chunks):
+        slot = before // tile + index
+        own = values[slot : slot + -(-chunk.length // tile)]
+        chunk.request.measured.floor.add(chunk.start, tile, own[:, :5], own[:, 5:].astype(np.float32))
+        before += chunk.length
 
 
 def _count_reads(chunks: tuple[Chunk, ...], missed: list[list[float]], drawn: dict[str, list[int]]) -> None:
@@ -212,8 +235,8 @@ def _count_reads(chunks: tuple[Chunk, ...], missed: list[list[float]], drawn: di
             stands += len(chunk.standing(drawn[chunk.request.id])) - 1
         lengths = range(chunk.start + 1, chunk.start + stands + 1)
         tokens = [
-            TokenRead(keys_read(length, reads.budget), -(-length // KEY_BLOCK), mean, most)
-            for length, (mean, most) in zip(lengths, missed[first : first + stands], strict=True)
+            TokenRead(keys_read(length, reads.budget), -(-length // KEY_BLOCK), mean, most, round(whole))
+            for length, (mean, most, whole) in zip(lengths, missed[first : first + stands], strict=True)
         ]
         reads.add(chunk.start, tokens)
         first += chunk.length
