@@ -1,8 +1,9 @@
 """Which measure of kept attention mass tells that an answer is lost?
 
-A base model completes "The pass key for the silver lantern is" behind a long text that names the key. The same prompt is
+A model completes "The pass key for the silver lantern is" behind a long text that names the key. The same prompt is
 computed by dense attention, under windows, and with chosen key tiles, in plain torch and fp32. Every row's kept mass is
-known, so every measure that a server could bound is compared: by how well it tells lost answers from found ones.
+known, so every measure that a server could bound is compared by how well it tells lost answers from found ones: the
+share of pairs of a lost and a found one in which the lost one has the lower value (0.5 is chance).
 
     python -m benchmarks.mass_predicts MODEL --tokens 2048 --prompts 4 --out mass.json
 """
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from longreach.bench.summary import environment
 from torch import Tensor
 
 TILE = 128
@@ -49,18 +51,44 @@ SETTINGS = [
     *(Setting(f"recall {share}, no tail", recall=share, tail=0) for share in (0.3, 0.5, 0.7, 0.9, 0.95)),
 ]
 
-SUBJECTS = "The miller|A teacher|The old clerk|Her cousin|The night guard|A sailor|The gardener|My neighbour".split("|")
-VERBS = "walked past|wrote about|looked after|complained of|painted|remembered|sold|repaired".split("|")
-OBJECTS = "the harbour|a wooden bridge|the green door|an empty barn|the market hall|three letters|a broken clock".split(
-    "|"
+SUBJECTS = (
+    "The miller",
+    "A teacher",
+    "The old clerk",
+    "Her cousin",
+    "The night guard",
+    "A sailor",
+    "The gardener",
+    "My neighbour",
+)
+VERBS = ("walked past", "wrote about", "looked after", "complained of", "painted", "remembered", "sold", "repaired")
+OBJECTS = (
+    "the harbour",
+    "a wooden bridge",
+    "the green door",
+    "an empty barn",
+    "the market hall",
+    "three letters",
+    "a broken clock",
 )
 TIMES = (
-    "in the morning|before the rain|on a Tuesday|after supper|late in autumn|without a word|for the second time".split(
-        "|"
-    )
+    "in the morning",
+    "before the rain",
+    "on a Tuesday",
+    "after supper",
+    "late in autumn",
+    "without a word",
+    "for the second time",
 )
-NAMES = "silver lantern|copper kettle|velvet curtain|paper crown|stone lion|amber bottle|iron gate|glass wing".split(
-    "|"
+NAMES = (
+    "silver lantern",
+    "copper kettle",
+    "velvet curtain",
+    "paper crown",
+    "stone lion",
+    "amber bottle",
+    "iron gate",
+    "glass wing",
 )
 
 
@@ -255,14 +283,17 @@ def main() -> None:
                     f"question's worst head {row['question rows: worst head' + chr(39) + 's mean']:.3f}",
                     flush=True,
                 )
-    if args.out is not None:
-        args.out.write_text(json.dumps({"rows": rows}, indent=0) + "\n")
-    print(table(rows))
+            if args.out is not None and rows:
+                result = {"environment": environment(), "model": {"name": Path(args.model).name}, "rows": rows}
+                args.out.write_text(json.dumps(result, indent=0) + "\n")
+                if seed % 4 == 3:
+                    print(table(result), flush=True)
+    print(table(result))
 
 
-def table(rows: list[dict[str, Any]]) -> str:
+def table(result: dict[str, Any]) -> str:
     """Markdown: each measure, and how well it tells lost answers from found ones."""
-    rows = [row for row in rows if row["setting"] != "dense"]
+    rows = [row for row in result["rows"] if row["setting"] != "dense"]
     names = [name for name in rows[0] if name not in ("tokens", "seed", "setting", "found", "loss", "density")]
     kinds = {
         "all": rows,
@@ -279,7 +310,10 @@ def table(rows: list[dict[str, Any]]) -> str:
         ]
         lines.append(f"| {name} | " + " | ".join("" if x is None else f"{x:.3f}" for x in found) + " |")
     counts = ", ".join(f"{name}: {sum(not r['found'] for r in some)} of {len(some)}" for name, some in kinds.items())
-    return "\n".join(lines) + f"\n\nLost answers: {counts}."
+    where = result["environment"]
+    prompts = len({(row["tokens"], row["seed"]) for row in rows})
+    told = f"Lost answers: {counts}; {prompts} prompts. {where['device']}; torch {where['versions']['torch']}; "
+    return "\n".join(lines) + f"\n\n{told}{where['date']}."
 
 
 if __name__ == "__main__":
