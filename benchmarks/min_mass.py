@@ -209,37 +209,36 @@ def main() -> None:
             print(f"{name} {json.dumps(row)[:200]}", flush=True)
         args.out.write_text(json.dumps(result, indent=1) + "\n")
     engine.close()
-    print(table([result]))
+    print(table(result))
 
 
-def table(results: list[dict[str, Any]]) -> str:
-    """The rows of one model or more as Markdown, with what was measured where."""
-    heads = "model|tokens|setting|answers kept|tiles read|rows read again|queries below|told at most|TTFT of dense"
-    lines = ["| " + " | ".join(heads.split("|")) + " |", "| --- | ---: | --- |" + " ---: |" * 6]
-    for result in results:
-        keys = dict.fromkeys((row["tokens"], row["setting"]) for row in result["rows"])
-        for tokens, setting in keys:
-            some = [row for row in result["rows"] if (row["tokens"], row["setting"]) == (tokens, setting)]
-            some = some if setting != "dense" else [row for row in some if row["found"]]
-            times = [t["of_dense"] for t in result["times"] if (t["tokens"], t["setting"]) == (tokens, setting)]
-            again = [row["widened"] + row["read_whole"] for row in some if "rows" in row]
-            again = again or [row["decode_read_again"] for row in some if "min_mass" in setting and "tiles" in row]
-            cells = [
-                f"{sum(row['found'] for row in some)} of {len(some)}",
-                _mean([row["tiles"] for row in some if "tiles" in row]),
-                _mean(again),
-                _most([row["below"] for row in some if "below" in row]),
-                _most([row["below_at_most"] for row in some if "below_at_most" in row]),
-                f"{times[0]:.2f}" if times else "",
-            ]
-            lines.append(f"| {result['model']['name']} | {tokens:,} | {setting} | " + " | ".join(cells) + " |")
-    checked = [row for result in results for row in result["rows"] if "holds" in row]
+def table(result: dict[str, Any]) -> str:
+    """The rows as Markdown, with what was measured where."""
+    heads = "tokens|setting|answers kept|tiles read|rows read again|queries below|told at most|TTFT of dense"
+    lines = ["| " + " | ".join(heads.split("|")) + " |", "| ---: | --- |" + " ---: |" * 6]
+    for tokens, setting in dict.fromkeys((row["tokens"], row["setting"]) for row in result["rows"]):
+        some = [row for row in result["rows"] if (row["tokens"], row["setting"]) == (tokens, setting)]
+        some = some if setting != "dense" else [row for row in some if row["found"]]
+        times = [t["of_dense"] for t in result["times"] if (t["tokens"], t["setting"]) == (tokens, setting)]
+        again = [row["widened"] + row["read_whole"] for row in some if "rows" in row]
+        again = again or [row["decode_read_again"] for row in some if "min_mass" in setting and "tiles" in row]
+        cells = [
+            f"{sum(row['found'] for row in some)} of {len(some)}",
+            _mean([row["tiles"] for row in some if "tiles" in row]),
+            _mean(again),
+            _most([row["below"] for row in some if "below" in row]),
+            _most([row["below_at_most"] for row in some if "below_at_most" in row]),
+            f"{times[0]:.2f}" if times else "",
+        ]
+        lines.append(f"| {tokens:,} | {setting} | " + " | ".join(cells) + " |")
+    checked = [row for row in result["rows"] if "holds" in row]
     held = sum(row["holds"] for row in checked)
-    where = results[0]["environment"]
+    where = result["environment"]
     return (
         "\n".join(lines)
-        + f"\n\nThe full check met what was told in {held} of {len(checked)} readings. Queries below: the "
-        f"most of any prompt. {where['device']}; torch {where['versions']['torch']}; {where['date']}."
+        + f"\n\n{result['model']['name']}. The full check met what was told in {held} of {len(checked)} "
+        f"readings. Queries below: the most of any prompt. {where['device']}; torch {where['versions']['torch']}; "
+        f"{where['date']}."
     )
 
 

@@ -23,6 +23,8 @@ from benchmarks import (
     decode_budget,
     disk_restart,
     estimates,
+    mass_predicts,
+    min_mass,
     profile_kernels,
     quality_report,
     training_steps,
@@ -96,6 +98,7 @@ def errors_table(result: dict) -> str:
 # What a result has, or each of its rows, and what makes its table; the first that fits.
 _TABLES = {
     "restarts": disk_restart.table,
+    "times": min_mass.table,
     "attacks": attacks.table,
     "uploads": upload.table,
     "profiles": profile_kernels.table,
@@ -111,6 +114,7 @@ _ROW_TABLES = {
     "budget": decode_budget.table,
     "ahead": estimates.table,
     "task": answers_report.table,
+    "loss": mass_predicts.table,
     "choice": choices_table,
     "errors": errors_table,
 }
