@@ -193,23 +193,30 @@ def main() -> None:
     while args.wait_for is not None and not args.wait_for.exists() and time.monotonic() < end:
         time.sleep(0.05)
     for length in lengths:
-        taken: dict[str, list[float]] = {}
-        for i in range(args.repeats + 1):
-            for setting, how in SETTINGS.items():
-                if "budget" in setting or time.monotonic() > end:
-                    continue
-                prompt = prompts[length, 40 + i][0]
-                seconds = computed(engine, f"time {length} {i} {setting}", prompt, how, 1)[0]
-                if i:  # the first of each is not counted
-                    taken.setdefault(setting, []).append(seconds)
-        for setting, seconds in taken.items():
-            row = {"tokens": length, "setting": setting, "ttft_s": statistics.median(seconds), "all_s": seconds}
-            row["of_dense"] = row["ttft_s"] / statistics.median(taken["dense"])
-            result["times"].append(row)
-            print(f"{name} {json.dumps(row)[:200]}", flush=True)
+        own = [prompts[length, 40 + i][0] for i in range(args.repeats + 1)]
+        result["times"] += timed(engine, name, length, own, end)
         args.out.write_text(json.dumps(result, indent=1) + "\n")
     engine.close()
     print(table(result))
+
+
+def timed(engine: Engine, name: str, length: int, prompts: list[list[int]], end: float) -> list[dict[str, Any]]:
+    """Times to the first token by setting; the first prompt is not counted, and none begins after `end`."""
+    taken: dict[str, list[float]] = {}
+    for i, prompt in enumerate(prompts):
+        for setting, how in SETTINGS.items():
+            if "budget" in setting or time.monotonic() > end:
+                continue
+            seconds = computed(engine, f"time {length} {i} {setting}", prompt, how, 1)[0]
+            if i:
+                taken.setdefault(setting, []).append(seconds)
+    rows = []
+    for setting, seconds in taken.items():
+        row = {"tokens": length, "setting": setting, "ttft_s": statistics.median(seconds), "all_s": seconds}
+        row["of_dense"] = row["ttft_s"] / statistics.median(taken["dense"])
+        rows.append(row)
+        print(f"{name} {json.dumps(row)[:200]}", flush=True)
+    return rows
 
 
 def table(result: dict[str, Any]) -> str:

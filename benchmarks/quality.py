@@ -30,6 +30,7 @@ from typing import Any
 from longreach.bench.launch import served
 from longreach.bench.policy_sweep import Policy, chosen
 from longreach.bench.recall.client import Server
+from longreach.bench.recall.paired import beside
 from longreach.bench.sizes import whole_numbers
 from longreach.bench.summary import environment
 from longreach.config import EMBEDDED_MODEL
@@ -66,8 +67,10 @@ SETTINGS = (
 
 def label(policy: Policy) -> str:
     """What tables call a setting: the policy's name, and its parameters; of a long list only how many and the last."""
+    if not isinstance(policy.attention, dict):
+        return policy.name
     parts = [policy.name.split()[0]]
-    for name, value in (policy.attention or {}).items():
+    for name, value in policy.attention.items():
         if isinstance(value, list) and len(value) > 2:
             value = f"({len(value)} up to {value[-1]})"
         if name != "policy":
@@ -115,15 +118,6 @@ def measured(url: str, policy: Policy, asked: list[Prompt], timed: list[Prompt],
         "density": statistics.mean(densities) if densities else None,
         "keys_read": sum(answer.keys_read for answer in answers) / keys if keys else None,
     }
-
-
-def beside(right: Sequence[bool], dense: Sequence[bool]) -> dict[str, Any]:
-    """Answers lost and gained against dense attention on the same prompts, and the probability of a difference as large
-    in either direction if neither were better: McNemar's exact test."""
-    lost = sum(d and not r for r, d in zip(right, dense, strict=True))
-    gained = sum(r and not d for r, d in zip(right, dense, strict=True))
-    tail = sum(math.comb(lost + gained, i) for i in range(min(lost, gained) + 1)) / 2 ** (lost + gained)
-    return {"lost": lost, "gained": gained, "p": min(1.0, 2 * tail)}
 
 
 def run(

@@ -16,25 +16,36 @@ from collections.abc import Callable
 from pathlib import Path
 
 from longreach.bench import load_plot, load_report, report
+from longreach.bench.recall import sweep_plot, sweep_table
 
 from benchmarks import (
     answers_report,
     attacks,
     decode_budget,
+    disk_endurance,
     disk_restart,
     estimates,
     mass_predicts,
     min_mass,
+    policy_cost,
     profile_kernels,
     quality_report,
     training_steps,
     upload,
+    upload_too_long,
 )
 from benchmarks.attention_methods import tables as methods
 from benchmarks.kernels import measure as kernels
 
 ROOT = Path(__file__).resolve().parent.parent
-_NAMES = ("benchmarks", "kernels", "context-parallel", "attention-methods", "attention-policies")
+_NAMES = (
+    "benchmarks",
+    "kernels",
+    "context-parallel",
+    "attention-methods",
+    "attention-policies",
+    "embedded-model-policies",
+)
 PAGES = (*(ROOT / "docs" / f"{name}.md" for name in _NAMES), ROOT / "README.md", ROOT / "SECURITY.md")
 
 
@@ -97,10 +108,13 @@ def errors_table(result: dict) -> str:
 
 # What a result has, or each of its rows, and what makes its table; the first that fits.
 _TABLES = {
+    "suite": sweep_table.table,
     "restarts": disk_restart.table,
     "times": min_mass.table,
+    "endured": disk_endurance.table,
     "attacks": attacks.table,
     "uploads": upload.table,
+    "too_long": upload_too_long.table,
     "profiles": profile_kernels.table,
     "methods": methods.table,
     "attentions": training_steps.table,
@@ -110,11 +124,13 @@ _TABLES = {
     "runs": report.table,
 }
 _ROW_TABLES = {
+    "suite": sweep_table.table,
     "exchange": exchanges_table,
     "budget": decode_budget.table,
     "ahead": estimates.table,
     "task": answers_report.table,
     "loss": mass_predicts.table,
+    "unchosen": policy_cost.table,
     "choice": choices_table,
     "errors": errors_table,
 }
@@ -161,6 +177,7 @@ def draw_kernels(result: dict, path: Path) -> None:
 
 
 PICTURES = {
+    "suite": sweep_plot.draw,
     "ceilings": draw_kernels,
     "runs": report.draw,
     "policies": load_plot.draw,
@@ -173,7 +190,11 @@ PICTURES = {
 def picture_of(result: dict) -> Callable[[dict, Path], None] | None:
     """What draws a result. None where there is nothing to draw, as of budgets, which have no speed-up, of a single
     setting, or of runs without a curve."""
-    if "curves" in result and (quality_report.is_of_budgets(result) or quality_report.is_by_task(result)):
+    if (
+        "suite" not in result
+        and "curves" in result
+        and (quality_report.is_of_budgets(result) or quality_report.is_by_task(result))
+    ):
         return None
     if "runs" in result and not any(run["rows"] for run in result["runs"]):
         return None

@@ -46,6 +46,7 @@ SMALLER = {
     "bench load http": "--lengths 600 --repeats 1 --max-tokens 4 --arrivals 2 --arrival-lengths 50",
     "bench load tiny": "--lengths 600 --repeats 1 --max-tokens 4",
     "bench recall": "--lengths 512 --count 1 --depths 1 --tasks single",
+    "--suite ruler-like": "--lengths 512 --count 1 --tasks single --repeats 1 --attention window:256",
     "longreach serve ": "--port 0 --max-model-len 2k",
     "benchmarks.aiperf": "--lengths 64",
     "benchmarks.decode_budget": "--shape tiny --length 600 --budgets 64 --answers 1 --tokens 8",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from longreach.bench.load_command import EXIT_CONFIG, load
+from longreach.bench.recall_command import recall
 from longreach.util.extras import require
 
 if TYPE_CHECKING:
@@ -17,58 +18,7 @@ if TYPE_CHECKING:
 
 bench = typer.Typer(help="Measure the parts of the server.", no_args_is_help=True, rich_markup_mode=None)
 bench.command()(load)
-
-
-@bench.command()
-def recall(
-    target: Annotated[
-        str | None,
-        typer.Argument(help="A server's URL, or a model to serve: directory or hub id. Default: embedded."),
-    ] = None,
-    tasks: Annotated[str | None, typer.Option(help="Some of the tasks, with commas. Default: all.")] = None,
-    lengths: Annotated[str, typer.Option(help="Prompt lengths in tokens.")] = "1024,4096,16384",
-    depths: Annotated[int, typer.Option(help="Depths from the beginning of the text to its end.")] = 5,
-    count: Annotated[int, typer.Option(help="Prompts for each task and length, spread over the depths.")] = 20,
-    attention: Annotated[str | None, typer.Option(help="Attention policy: a name, or a JSON object.")] = None,
-    tokenizer: Annotated[
-        str | None, typer.Option(help="Directory or hub id of the served model's tokenizer.", metavar="VALUE")
-    ] = None,
-    concurrency: Annotated[int, typer.Option(help="Prompts in flight.")] = 1,
-    seed: Annotated[int, typer.Option(help="Of the prompts.")] = 7,
-    out: Annotated[Path | None, typer.Option(help="Write the result as JSON here.")] = None,
-    heatmap: Annotated[Path | None, typer.Option(help="Write recall by length and depth as a PNG here.")] = None,
-) -> None:
-    """Measure how well facts are found in long prompts.
-
-    Facts of several tasks are asked for through a server, by length and depth.
-    """
-    from longreach.bench.recall.heatmap import draw
-    from longreach.bench.recall.measure import table
-    from longreach.bench.recall.run import run
-    from longreach.bench.recall.sampler import TASKS
-    from longreach.bench.recall.suite import Plan
-    from longreach.bench.sizes import whole_numbers
-
-    try:
-        if heatmap is not None:
-            require("matplotlib", "bench")
-        chosen = TASKS if tasks is None else tuple(names(tasks))
-        plan = Plan(chosen, whole_numbers("lengths", lengths), depths, count, seed)
-        result = run(
-            target,
-            plan,
-            attention=attention,
-            tokenizer=tokenizer,
-            concurrency=concurrency,
-            report=lambda line: typer.echo(line, err=True),
-        )
-        typer.echo(table(result))
-        if out is not None:
-            out.write_text(json.dumps(result, indent=1) + "\n")
-        if heatmap is not None:
-            draw(result, heatmap)
-    except ValueError as error:
-        raise _refused(error) from None
+bench.command()(recall)
 
 
 _LENGTHS = typer.Option(help="Prompt lengths in tokens, with commas: 4096,16k,128k.")

@@ -16,14 +16,16 @@ _PATH = "/v1/attention/policies"
 
 @dataclass(frozen=True)
 class Policy:
-    """A policy as a request carries it, and what it is called; None where the server has no policies."""
+    """A policy as a request carries it, in its short form or not, and what it is called; None where the server has no
+    policies."""
 
     name: str
-    attention: dict[str, Any] | None
+    attention: dict[str, Any] | str | None
 
 
 def chosen(url: str, texts: Sequence[str], api_key: str | None = None) -> list[Policy]:
-    """The policies named by `texts`, dense first whether it is named or not, since the others are compared with it.
+    """The policies named by `texts` (names, short forms or JSON objects), dense first whether it is named or not, since
+    the others are compared with it.
 
     Raises:
         ValueError: a text is no JSON object, or names a policy that the server at `url` has not, or no server is there.
@@ -38,6 +40,11 @@ def chosen(url: str, texts: Sequence[str], api_key: str | None = None) -> list[P
 def _parsed(text: str, known: list[str]) -> Policy:
     if text == DENSE and not known:
         return Policy(DENSE, None)  # a server that knows but one attention; ours may have another default
+    name, *values = text.split(":")
+    if values and not text.startswith("{"):
+        if name not in known:
+            raise _unknown(text, known)
+        return Policy(" ".join([name, *values]), text)
     attention: Any = {"policy": text}
     if text.startswith("{"):
         try:
@@ -45,9 +52,13 @@ def _parsed(text: str, known: list[str]) -> Policy:
         except orjson.JSONDecodeError as error:
             raise ValueError(f"--attention: {text!r} is not valid JSON: {error}") from None
     if attention.get("policy") not in known:
-        raise ValueError(f"--attention: the server has {', '.join(known) or 'no policies'}; got {text!r}")
+        raise _unknown(text, known)
     parameters = [f"{name} {value}" for name, value in attention.items() if name != "policy"]
     return Policy(" ".join([attention["policy"], *parameters]), attention)
+
+
+def _unknown(text: str, known: list[str]) -> ValueError:
+    return ValueError(f"--attention: the server has {', '.join(known) or 'no policies'}; got {text!r}")
 
 
 def _known(url: str, api_key: str | None) -> list[str]:

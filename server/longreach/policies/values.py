@@ -73,6 +73,11 @@ class RequestPolicy(Policy, frozen=True):
         """Keys that a token of the answer reads at most in each KV head of a layer; None for all."""
         return None
 
+    @property
+    def answer_sees_all(self) -> bool:
+        """Whether the tokens of the answer, and the prompt's last one, see all keys in every layer that does."""
+        return False
+
     def at(self, position: int, prompt_tokens: int) -> StepPolicy:
         """What the query at `position` is computed under, after a prompt of `prompt_tokens`."""
         del position, prompt_tokens
@@ -98,6 +103,10 @@ class Dense(RequestPolicy, frozen=True, tag="dense"):
 
     is_dense: ClassVar[bool] = True
     has_mask: ClassVar[bool] = False
+
+    @property
+    def answer_sees_all(self) -> bool:
+        return True
 
     def visible(self) -> Visible:
         return ALL
@@ -249,6 +258,10 @@ class Dynamic(RequestPolicy, frozen=True, tag="dynamic"):
     @property
     def answer_budget(self) -> int | None:
         return self.decode_budget
+
+    @property
+    def answer_sees_all(self) -> bool:
+        return self.decode_budget is None
 
     def at(self, position: int, prompt_tokens: int) -> StepPolicy:
         if position < prompt_tokens:

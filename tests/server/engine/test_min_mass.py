@@ -26,7 +26,10 @@ def policy(**parameters: object) -> AttentionPolicy:
 
 @pytest.fixture(scope="module")
 def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_model(tmp_path_factory.mktemp("model"), max_position_embeddings=8192, sliding_window=200)
+    """The second of three layers alone chooses tiles: the last one computes what is wanted."""
+    kinds = ["sliding_attention", "full_attention", "sliding_attention"]
+    layers = {"num_hidden_layers": 3, "layer_types": kinds, "no_rope_layers": [1, 0, 1]}
+    return save_model(tmp_path_factory.mktemp("model"), max_position_embeddings=8192, sliding_window=200, **layers)
 
 
 def test_what_falls_below_is_read_again_and_told(model_dir: Path) -> None:

@@ -43,6 +43,7 @@ def attention_usage(uses: Sequence[AttentionUse], answers: Collection[DecodeUse]
         kv_bytes_saved=sum(use.kv_bytes_saved for use in uses),
         kept_mass=_kept_mass(uses),
         guarantee=_guarantee(uses),
+        tiles_unchosen=sum(use.unchosen for use in uses) if uses[0].policy.chooses_tiles else UNSET,
         decode=_decode(answers),
     )
 

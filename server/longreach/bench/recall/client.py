@@ -19,6 +19,8 @@ class Answer:
     `density` is the share of the attention that was computed in layers that see everything, and in windows that the
     policy narrows, where the server reports it (`usage.attention.density`);
     `keys_read` of the `keys` before them the answer's tokens read under a decode budget, 0 of 0 without one.
+    `kept` is the mean and `kept_min` the least mass that a sampled query of the prompt kept in some head,
+    `answer_kept` the mean that sampled tokens of the answer kept under a budget: None where it is not reported.
     """
 
     text: str
@@ -28,6 +30,13 @@ class Answer:
     density: float | None
     keys_read: int = 0
     keys: int = 0
+    kept: float | None = None
+    kept_min: float | None = None
+    answer_kept: float | None = None
+
+
+class RefusedError(ValueError):
+    """The server does not take a prompt or a policy; the message quotes it."""
 
 
 class Server:
@@ -42,15 +51,18 @@ class Server:
         self._client = httpx.Client(base_url=url, timeout=_TIMEOUT, headers=headers)
         self._extra = {} if attention is None else {"attention": attention}
         try:
-            self.model: str = self._client.get("/v1/models").raise_for_status().json()["data"][0]["id"]
-        except (httpx.HTTPError, LookupError, ValueError) as error:
+            served = self._client.get("/v1/models").raise_for_status().json()["data"][0]
+            self.model: str = served["id"]
+        except (httpx.HTTPError, LookupError, TypeError, ValueError) as error:
             raise ValueError(f"no OpenAI-compatible server answers at {url}: {error or type(error).__name__}") from None
+        self.max_model_len: int | None = served.get("max_model_len")
 
     def answer(self, prompt: str, max_tokens: int) -> Answer:
         """The greedy completion of a prompt.
 
         Raises:
-            ValueError: the server refused the request, which the message quotes, or is gone.
+            RefusedError: the server refused the request, which the message quotes.
+            ValueError: the server is gone, or failed midway.
         """
         body = {
             "model": self.model,
@@ -72,7 +84,7 @@ class Server:
         with self._client.stream("POST", "/v1/completions", json=body) as response:
             if response.status_code != 200:
                 response.read()
-                raise ValueError(self._refusal(response))
+                raise RefusedError(self._refusal(response))
             for line in response.iter_lines():
                 if not line.startswith("data: ") or line == "data: [DONE]":
                     continue
@@ -85,7 +97,8 @@ class Server:
                 usage = chunk.get("usage") or usage
         ended = time.perf_counter()
         attention = usage.get("attention") or {}
-        decode = attention.get("decode") or {"keys_visited": 0, "keys_skipped": 0}
+        decode: dict[str, Any] = attention.get("decode") or {"keys_visited": 0, "keys_skipped": 0}
+        kept = attention.get("kept_mass") or {}
         return Answer(
             text,
             (first or ended) - started,
@@ -94,6 +107,9 @@ class Server:
             attention.get("density"),
             decode["keys_visited"],
             decode["keys_visited"] + decode["keys_skipped"],
+            kept.get("mean"),
+            kept.get("min"),
+            (decode.get("kept_mass") or {}).get("mean"),
         )
 
     def _refusal(self, response: httpx.Response) -> str:

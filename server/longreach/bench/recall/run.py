@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,9 +66,11 @@ def run(
     attention: str | None = None,
     tokenizer: str | None = None,
     concurrency: int = 1,
+    flags: Sequence[str] = (),
+    api_key: str | None = None,
     report: Report = print,
 ) -> dict[str, Any]:
-    """Measure a running server (`target` is its URL) or a model, which is served for as long as it takes.
+    """Measure a running server (`target` is its URL) or a model, which is served with `flags` for as long as it takes.
 
     `tokenizer` is the directory or hub id of the served model's tokenizer. A model's directory has its own, and a URL
     is taken to serve the embedded model if it is not given.
@@ -80,6 +83,6 @@ def run(
         raise ValueError(f"{target} is no directory: name that of its tokenizer with --tokenizer")
     cut = tokenizer_of(tokenizer or own)
     value = policy(attention)
-    with served(target) as running:
-        result = measured(Server(running.url, value), cut, plan, concurrency, report)
+    with served(target, flags) as running:
+        result = measured(Server(running.url, value, api_key), cut, plan, concurrency, report)
     return result | {"attention": value}

@@ -20,10 +20,11 @@ _FACTS, _PAIRS, _CHAINS = 12, 32, 4
 _SPARE = 8  # tokens for a beginning of sequence, and for joints that take more than their parts
 
 _RELATIONS = ("pass key", "access code", "serial number", "account number", "locker number", "secret code")
-_ADJECTIVES = "amber bitter brave broken crimson distant frozen gentle golden hidden lonely silver violet"
-_NOUNS = "anchor bridge candle castle compass falcon garden harbor kettle lantern meadow mirror orchard tower"
-_NAMES = "Elena Marcus Sofia Daniel Ingrid Tomas Leila Oscar Nadia Felix Clara Hugo Greta Samuel Priya Jonas"
-_PLACES = "Lisbon Oslo Prague Vienna Nairobi Lima Kyoto Cairo Dublin Havana Athens Toronto Sydney Geneva"
+ADJECTIVES = "amber bitter brave broken crimson distant frozen gentle golden hidden lonely silver violet"
+NOUNS = "anchor bridge candle castle compass falcon garden harbor kettle lantern meadow mirror orchard tower"
+NAMES = "Elena Marcus Sofia Daniel Ingrid Tomas Leila Oscar Nadia Felix Clara Hugo Greta Samuel Priya Jonas"
+PLACES = "Lisbon Oslo Prague Vienna Nairobi Lima Kyoto Cairo Dublin Havana Athens Toronto Sydney Geneva"
+MOST_KEYS = min(len(ADJECTIVES.split()), len(NOUNS.split()))
 _STORY = (
     "{name} opened the {adjective} door and looked down the road toward {place}.",
     "The {noun} had stood there for longer than anyone could remember.",
@@ -79,25 +80,25 @@ def _number(rng: random.Random) -> str:
     return str(rng.randint(10_000, 999_999))
 
 
-def _relation(rng: random.Random, keys: int) -> tuple[str, list[str]]:
-    """A relation, and so many keys, no two of which have a word in common."""
-    words = zip(rng.sample(_ADJECTIVES.split(), keys), rng.sample(_NOUNS.split(), keys), strict=True)
+def relation_and_keys(rng: random.Random, keys: int) -> tuple[str, list[str]]:
+    """A relation, and so many keys, `MOST_KEYS` at most, no two of which have a word in common."""
+    words = zip(rng.sample(ADJECTIVES.split(), keys), rng.sample(NOUNS.split(), keys), strict=True)
     return rng.choice(_RELATIONS), [f"the {adjective} {noun}" for adjective, noun in words]
 
 
 def _single(rng: random.Random) -> _Document:
-    (relation, [key]), value = _relation(rng, 1), _number(rng)
+    (relation, [key]), value = relation_and_keys(rng, 1), _number(rng)
     return _Document([[f"The {relation} for {key} is {value}."]], f"What is the {relation} for {key}?", value)
 
 
 def _absent(rng: random.Random) -> _Document:
-    relation, [key, *others] = _relation(rng, _FACTS + 1)
+    relation, [key, *others] = relation_and_keys(rng, _FACTS + 1)
     groups = [[f"The {relation} for {other} is {_number(rng)}."] for other in others]
     return _Document(groups, f"What is the {relation} for {key}?", NOT_STATED)
 
 
 def _multivalue(rng: random.Random) -> _Document:
-    relation, [key, *others] = _relation(rng, 5)
+    relation, [key, *others] = relation_and_keys(rng, 5)
     values = [_number(rng) for _ in range(rng.randint(2, 4))]
     asked = [f"One of the {relation}s for {key} is: {value}." for value in values]
     groups = [asked, *([f"The {relation} for {other} is {_number(rng)}."] for other in others)]
@@ -124,12 +125,12 @@ _MAKERS = {"single": _single, "uuid": _uuid, "multivalue": _multivalue, "chain":
 TASKS = tuple(_MAKERS)
 
 
-def _sentences(rng: random.Random) -> Iterator[str]:
-    """Endless sentences, each with the white space before it."""
+def sentences(rng: random.Random) -> Iterator[str]:
+    """Endless sentences of a story, each with the white space before it."""
     while True:
-        name, other = rng.sample(_NAMES.split(), 2)
+        name, other = rng.sample(NAMES.split(), 2)
         for gap in ("\n\n", *[" "] * rng.randint(2, 8)):
-            adjective, noun, place = (rng.choice(words.split()) for words in (_ADJECTIVES, _NOUNS, _PLACES))
+            adjective, noun, place = (rng.choice(words.split()) for words in (ADJECTIVES, NOUNS, PLACES))
             text = rng.choice(_STORY)
             yield gap + text.format(name=name, other=other, adjective=adjective, noun=noun, place=place)
 
@@ -167,7 +168,7 @@ class Sampler:
         if room < 0:
             raise ValueError(f"length={length} is too short for the task {task!r}: use 512 or more")
         story: list[str] = []
-        for sentence in _sentences(rng):
+        for sentence in sentences(rng):
             room -= self.tokens(sentence)
             if room < 0:
                 break

@@ -57,6 +57,37 @@ class CacheUsage(msgspec.Struct, frozen=True, kw_only=True):
     parted: PartedPrompt | None
 
 
+class AnswerPlace(msgspec.Struct, frozen=True, kw_only=True):
+    """A place in the prompt that a sentence of an answer attended to.
+
+    `start` and `end` are characters of the prompt's text. In a chat `message` is the number of the message, as in
+    `cache.parted`, and `field` is `content`, `reasoning_content`, `tool_calls` or `tools`; in a kept document it is
+    `document`, and `document` is its id. The place begins `offset` characters into the text of that field, or into the
+    document. Where the template changes its texts, these are null. `text` has 200 characters at most. `weight` is the
+    share of the sentence's scores that the place has.
+    """
+
+    start: int
+    end: int
+    message: int | None
+    role: str | None
+    field: Literal["content", "reasoning_content", "tool_calls", "tools", "template", "prompt", "document"] | None
+    document: str | None
+    offset: int | None
+    text: str
+    weight: float
+
+
+class SentencePlaces(msgspec.Struct, frozen=True, kw_only=True):
+    """A sentence of the answer with the number `choice`, and at most three places in its prompt that it attended to,
+    the best first, each with a twentieth of its scores or more. Attention is no proof: a place is where the model
+    looked, not what the sentence follows from."""
+
+    choice: int
+    sentence: str
+    places: list[AnswerPlace]
+
+
 class KeptMass(msgspec.Struct, frozen=True):
     """What part of the dense softmax's mass lies on the keys that were seen, on a sample of the prompt's queries in all
     heads of the layers that the policy changes, exactly: mean, 5th percentile, least."""
@@ -164,6 +195,8 @@ class AttentionUsage(msgspec.Struct, frozen=True, kw_only=True):
     `parameters` are those that took effect. Tiles are of 128 x 128 pairs; the FLOPs and the bytes of keys and values
     are those of the tiles that were skipped. What came from the cache is not counted. `decode` is there with a
     `decode_budget`, and says of the answers what the rest says of the prompt; `guarantee` with a `min_mass`.
+    `tiles_unchosen` is there where tiles are chosen: those of `tiles_visited` in parts of the prompt and layers that
+    were computed densely, since choosing was not worth what it costs.
     """
 
     policy: str
@@ -176,12 +209,14 @@ class AttentionUsage(msgspec.Struct, frozen=True, kw_only=True):
     kv_bytes_saved: int
     kept_mass: KeptMass | None
     guarantee: Guarantee | UnsetType = UNSET
+    tiles_unchosen: int | UnsetType = UNSET
     decode: DecodeUsage | UnsetType = UNSET
 
 
 class Usage(msgspec.Struct, frozen=True):
     """Tokens of the prompts and of all answers, and what a sparse attention policy left out; with `return_cache_usage`
-    what was cached."""
+    what was cached, with `return_places` what of the prompts the answers attended to. With `--rope auto`, `rope_factor`
+    is that of the rotary frequencies; 1 for the native ones."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -189,6 +224,8 @@ class Usage(msgspec.Struct, frozen=True):
     prompt_tokens_details: CachedTokens
     attention: AttentionUsage | UnsetType = UNSET
     cache: CacheUsage | UnsetType = UNSET
+    rope_factor: float | UnsetType = UNSET
+    places: list[SentencePlaces] | UnsetType = UNSET
 
 
 class PromptLogprob(msgspec.Struct, frozen=True):

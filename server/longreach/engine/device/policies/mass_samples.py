@@ -22,6 +22,7 @@ from longreach.engine.device.batch_builder import HostBatch, HostGroup
 from longreach.engine.requests.request import Request
 from longreach.engine.requests.sparse_decode_stats import TokenRead
 from longreach.engine.requests.step_plan import Chunk, StepPlan
+from longreach.engine.requests.tile_worth import TilePart
 from longreach.policies.values import SparseDecode
 from longreach.util.transfer import OnItsWay, upload
 
@@ -51,17 +52,21 @@ class _Group:
     kept: OnItsWay | None = None
     visited: OnItsWay | None = None
     missed: OnItsWay | None = None
-    floor: tuple[OnItsWay, int] | None = None
+    parts: tuple[tuple[int, TilePart], ...] = ()
+    visited_layers: tuple[int, ...] = ()
+    floor: tuple[tuple[int, int, int, OnItsWay], ...] = ()
 
     def deliver(self, drawn: dict[str, list[int]]) -> None:
         """As `StepSamples.deliver`."""
         if self.visited is not None:
-            for chunk, tiles in zip(self.chunks, self.visited.lists()[0], strict=True):
-                chunk.request.measured.visited += tiles
+            by_part = zip(*self.visited.lists()[0], strict=True)
+            for (index, part), counts in zip(self.parts, by_part, strict=True):
+                chosen = dict(zip(self.visited_layers, counts, strict=True))
+                self.chunks[index].request.measured.tiles.add(part, chosen)
         if self.missed is not None:
             _count_reads(self.chunks, self.missed.lists()[0], drawn)
-        if self.floor is not None:
-            _note_tests(self.chunks, *self.floor)
+        if self.floor:
+            self._note_tests()
         if self.kept is None:
             return
         values, start = np.array(self.kept.lists()[0], np.float32), 0
@@ -74,6 +79,18 @@ class _Group:
                 for position, part in zip(one.positions, kept, strict=True):
                     if position < reads.end:  # else its token was a draft
                         reads.add_kept(float(part.mean()), float(part.min()))
+
+    def _note_tests(self) -> None:
+        """Note what the tests of drawn queries found in each part: a row for each slot of its sequences, as in
+        `longreach_kernels.sparse.select.query_tiles`."""
+        for first, size, tile, found in self.floor:
+            values, before = np.array(found.lists()[0], np.float64), 0
+            for place, (index, part) in enumerate(self.parts[first : first + size]):
+                slot = before // tile + place
+                own = values[slot : slot + -(-(part.end - part.start) // tile)]
+                tests = self.chunks[index].request.measured.floor
+                tests.add(part.start, tile, own[:, :5], own[:, 5:].astype(np.float32))
+                before += part.end - part.start
 
 
 def sampled(prompt_tokens: int, start: int, end: int) -> list[int]:
@@ -133,13 +150,12 @@ class StepSamples:
         for group, found in zip(self._groups, measured, strict=True):
             group.kept = None if found.kept is None else OnItsWay(found.kept)
             group.visited = None if found.visited is None else OnItsWay(found.visited)
+            group.visited_layers = found.visited_layers
             group.missed = None if found.missed is None else OnItsWay(_of_tokens(found.missed, found.whole))
-            group.floor = None
-            if found.floor is not None:
-                group.floor = (
-                    OnItsWay(torch.cat([found.floor.counts, found.floor.least.double()], 1)),
-                    found.floor.tile_q,
-                )
+            group.floor = tuple(
+                (first, size, one.tile_q, OnItsWay(torch.cat([one.counts, one.least.double()], 1)))
+                for first, size, one in found.floor
+            )
 
     def deliver(self, drawn: dict[str, list[int]]) -> None:
         """Wait for it and add it to the requests' measurements, but for drafts that do not stand, given what the step
@@ -150,7 +166,7 @@ class StepSamples:
 
 def _asked(group: HostGroup, chunks: tuple[Chunk, ...], paged: PagedBatch) -> _Group:
     """The queries of a group that are looked at, of a step with the sequences `paged`."""
-    asked = _Group(chunks)
+    asked = _Group(chunks, parts=group.parts)
     rows: list[int] = []
     owners: list[int] = []
     lengths: list[int] = []
@@ -210,18 +226,6 @@ def _of_tokens(missed: torch.Tensor, whole: torch.Tensor | None) -> torch.Tensor
     that read `whole` (layers, T), all keys."""
     layers = missed.new_zeros(missed.shape[1]) if whole is None else whole.sum(0).to(missed.dtype)
     return torch.stack([missed.mean((0, 2)), missed.amax((0, 2)), layers], 1)
-
-
-def _note_tests(chunks: tuple[Chunk, ...], found: OnItsWay, tile: int) -> None:
-    """Note what the tests of drawn queries found in the tiles of a group's chunks: a row of `found` for each slot, as
-    in `longreach_kernels.sparse.select.query_tiles`."""
-    values = np.array(found.lists()[0], np.float64)
-    before = 0
-    for index, chunk in enumerate(chunks):
-        slot = before // tile + index
-        own = values[slot : slot + -(-chunk.length // tile)]
-        chunk.request.measured.floor.add(chunk.start, tile, own[:, :5], own[:, 5:].astype(np.float32))
-        before += chunk.length
 
 
 def _count_reads(chunks: tuple[Chunk, ...], missed: list[list[float]], drawn: dict[str, list[int]]) -> None:

@@ -76,6 +76,7 @@ class PolicyUsage:
             flops_saved=skipped * 4 * tile[0] * tile[1] * self._shape.head_dim,
             kv_bytes_saved=skipped // group * 2 * tile[1] * self._shape.head_dim * self._shape.dtype.itemsize,
             other_pairs=others.pairs,
+            unchosen=request.measured.tiles.dropped * group,
             kept_mass=_kept_mass(kept),
             floor=self._floor(request),
         )
@@ -121,14 +122,12 @@ class PolicyUsage:
 
     def _in_tiles(self, request: Request, dense: TileCount) -> tuple[TileCount, TileCount]:
         """What a dynamic policy chose, and all, in the kernel's tiles and over the layers where tiles are chosen."""
-        layers = self._chosen
-        rest = self._count([self._own[index] for index in self._policies.full - layers], request)
-        tile_q, tile_k = self._policies.tile
-        ends = np.minimum(np.arange(request.cached, request.prompt_tokens, tile_q) + tile_q, request.prompt_tokens)
-        everything = int((-(-ends // tile_k)).sum()) * len(layers) * self.heads
-        tiles = request.measured.visited * (self.heads // self._shape.num_kv_heads)
+        rest = self._count([self._own[index] for index in self._policies.full - self._policies.tiled], request)
+        group, measured = self.heads // self._shape.num_kv_heads, request.measured.tiles
+        tiles, everything = measured.visited * group, measured.offered * group
         if not request.spec.attention.chooses_tiles:
-            tiles = everything
+            tiling = self._policies.tiling
+            tiles = everything = tiling.tiles(request.cached, request.prompt_tokens) * group * len(self._policies.tiled)
         # How many pairs causality hides in the chosen tiles is not known on the host: they count as the mean tile does.
         pairs = rest.pairs + round((dense.pairs - rest.pairs) * (tiles / everything if everything else 1.0))
         return TileCount(tiles, pairs), TileCount(everything, dense.pairs)
