@@ -229,7 +229,8 @@ def measures(measured: Measured, place: list[int]) -> dict[str, float]:
         "the key's rows: mean (not known to a server)": float(spot.mean()),
         "the key's rows: worst head": float(spot.mean(-1).min()),
     }
-    return result | {f"share of rows above {level}": float((flat >= level).float().mean()) for level in LEVELS}
+    result |= {f"share of rows above {level}": float((flat >= level).float().mean()) for level in LEVELS}
+    return {name: round(value, 5) for name, value in result.items()}  # near 1 more digits are rounding errors
 
 
 def auc(lost: list[float], found: list[float]) -> float | None:
