@@ -69,7 +69,7 @@ class PolicySteps:
         strides = [group.stride for group in pages.shape.groups]
         size = pages.shape.page_size
         places = -(-limits.max_model_len // size)
-        self._builder = BatchBuilder(limits.max_num_seqs, places, size, strides)
+        self._builder = BatchBuilder(limits.max_num_seqs, places, size, strides, tiling=policies.tiling)
         tables = DeviceTables(len(strides), limits.max_num_seqs, places, loaded.device)
         drawn = torch.zeros(limits.max_num_seqs, dtype=torch.int64, device=loaded.device)
         self._forward = ForwardPass(loaded, pages, drawn, tables, None, policies, None, states)
