@@ -18,7 +18,7 @@ from longreach_kernels.call import AttentionCall
 from longreach_kernels.masks.block_rules import within_window
 from longreach_kernels.paged_api import paged_attention_call
 from longreach_kernels.sizes import KEY_BLOCK
-from longreach_kernels.sparse import block_attention, kept_share, select_blocks
+from longreach_kernels.sparse import FloorCounts, block_attention, kept_share, select_blocks
 from torch import Tensor
 
 from longreach_patches.tile_choice import ChoiceRecord, TileChoice, chosen_attention
@@ -54,12 +54,15 @@ class BlockBudget:
         layers: where they are chosen, all of which keep bounds; the other layers compute their own masks.
         batch: the group's, of one query a sequence.
         heads: query heads of a layer.
+        floor: the share of dense attention's mass that a query keeps for certain, or else reads every key, in all heads
+            of a layer; None for none.
     """
 
     tokens: int
     layers: frozenset[int]
     batch: PagedBatch
     heads: int
+    floor: float | None = None
 
     @cached_property
     def parts(self) -> tuple[tuple[slice, PagedBatch], ...]:
@@ -109,12 +112,16 @@ class GroupMeasurements(NamedTuple):
         visited_layers: which layers these are.
         missed: (layers, B, Hq) fp32, an upper bound of the share of attention that each query missed, in each layer of
             the group's `budget`.
+        whole: (layers, B) bool, where a query read every key, since its budget did not keep the floor for certain.
+        floor: what the tests of drawn queries found, as `ChoiceRecord.tested`.
     """
 
     kept: Tensor | None = None
     visited: Tensor | None = None
     missed: Tensor | None = None
     visited_layers: tuple[int, ...] = ()
+    whole: Tensor | None = None
+    floor: tuple[tuple[int, int, FloorCounts], ...] = ()
 
 
 StepMeasurements = tuple[GroupMeasurements, ...]  # of a step's groups, in order
@@ -126,6 +133,7 @@ class GroupRecord:
 
     kept: list[Tensor] = field(default_factory=list)
     missed: list[Tensor] = field(default_factory=list)
+    whole: list[Tensor] = field(default_factory=list)
     choice: ChoiceRecord = field(default_factory=ChoiceRecord)
 
     def measured(self) -> GroupMeasurements:
@@ -136,6 +144,8 @@ class GroupRecord:
             visited=torch.stack(list(visited.values())) if visited else None,
             missed=torch.stack(self.missed) if self.missed else None,
             visited_layers=tuple(visited),
+            whole=torch.stack(self.whole) if self.whole else None,
+            floor=self.choice.tested,
         )
 
 
@@ -200,7 +210,7 @@ def step_attention(q: Tensor, layer_index: int, step: PagedStep, call: Attention
         queries = q[group.start : group.end]
         sample = group.sample if group.budget is not None or layer_index != step.unmeasured else None
         if group.budget is not None and layer_index in group.budget.layers:
-            out, lse, missed = _within_budget(queries, layer_index, step, group.budget, call, backend)
+            out, lse, missed = _within_budget(queries, layer_index, step, group.budget, call, backend, record)
             record.missed.append(missed)
             is_own = False
         elif group.choice is not None and layer_index in group.choice.estimators:
@@ -221,9 +231,18 @@ def step_attention(q: Tensor, layer_index: int, step: PagedStep, call: Attention
 
 
 def _within_budget(
-    q: Tensor, layer_index: int, step: PagedStep, budget: BlockBudget, call: AttentionCall, backend: str
+    q: Tensor,
+    layer_index: int,
+    step: PagedStep,
+    budget: BlockBudget,
+    call: AttentionCall,
+    backend: str,
+    record: GroupRecord,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Attention of decodes to the keys that are chosen for each, its log-sum-exp, and a bound of what each missed."""
+    """Attention of decodes to the keys that are chosen for each, its log-sum-exp, and a bound of what each missed.
+
+    Where the bound of a query does not promise the budget's floor, it reads all keys.
+    """
     pages = step.pages.keys[layer_index], step.pages.values[layer_index]
     bounds = step.pages.bounds[layer_index]
     assert bounds is not None, f"layer {layer_index} keeps no bounds"
@@ -237,8 +256,19 @@ def _within_budget(
         out, lse = block_attention(
             q[rows], *pages, batch, choice, sink_logits=call.sink_logits, v_scale=v_scale, **of_choice
         )
-        found.append((out, lse, choice.missed(lse)))
-    out, lse, missed = found[0] if len(found) == 1 else (torch.cat(parts) for parts in zip(*found, strict=True))
+        missed = choice.missed(lse)
+        if budget.floor is None:
+            found.append((out, lse, missed))
+            continue
+        whole = missed.amax(1) > 1 - budget.floor
+        # The others have no keys in this call, and cost next to nothing; the host need not know which they are.
+        asked = replace(batch, context_lens=torch.where(whole, batch.context_lens, 0), known_lengths=None)
+        all_out, all_lse = paged_attention_call(q[rows], *pages, asked, call, backend)
+        out = torch.where(whole[:, None, None], all_out, out)
+        lse = torch.where(whole[:, None], all_lse, lse)
+        found.append((out, lse, torch.where(whole[:, None], 0.0, missed), whole))
+    out, lse, missed, *whole = found[0] if len(found) == 1 else (torch.cat(parts) for parts in zip(*found, strict=True))
+    record.whole += whole
     return out, lse, missed
 
 

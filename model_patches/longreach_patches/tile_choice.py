@@ -16,7 +16,16 @@ from longreach_kernels import PagedBatch
 from longreach_kernels.call import AttentionCall
 from longreach_kernels.masks.tile_lists import TileLists
 from longreach_kernels.paged_api import paged_attention_call
-from longreach_kernels.sparse import Estimator, Target, TilePlan, choose_tiles, plan_tiles
+from longreach_kernels.sparse import (
+    Estimator,
+    FloorCounts,
+    MassFloor,
+    Target,
+    TilePlan,
+    choose_above,
+    choose_tiles,
+    plan_tiles,
+)
 from torch import Tensor
 
 if TYPE_CHECKING:
@@ -66,12 +75,14 @@ class TileChoice:
         estimators: by which estimate, for each layer where tiles are chosen; the other layers compute their own masks.
         dense_below: queries before this position see everything.
         parts: all rows of the group, in order.
+        floor: what a drawn query keeps at least of dense attention's mass, or None.
     """
 
     target: Target
     estimators: Mapping[int, Estimator]
     dense_below: int
     parts: tuple[ChoicePart, ...]
+    floor: float | None = None
 
     def is_dense(self, layer_index: int) -> bool:
         """Whether nothing is chosen in a layer."""
@@ -87,10 +98,29 @@ class ChoiceRecord:
             heads, those of the probe where there is one, and 0 for other dense parts.
         plans: what layers make for those after them, by the part, and the shapes of queries and pages and the group of
             layers.
+        floors: by part, the number of its first sequence and of its sequences, and what the tests of drawn queries have
+            found in its slots, layer by layer.
     """
 
     visited: dict[int, Tensor] = field(default_factory=dict)
     plans: dict[tuple[int, bool, torch.Size, torch.Size, int], TilePlan] = field(default_factory=dict)
+    floors: dict[int, tuple[int, int, list[FloorCounts]]] = field(default_factory=dict)
+
+    @property
+    def tested(self) -> tuple[tuple[int, int, FloorCounts], ...]:
+        """As `floors`, over layers."""
+        return tuple(
+            (
+                first,
+                size,
+                FloorCounts(
+                    torch.stack([one.counts for one in found]).sum(0),
+                    torch.stack([one.least for one in found]).amin(0),
+                    found[0].tile_q,
+                ),
+            )
+            for first, size, found in self.floors.values()
+        )
 
 
 def chosen_attention(
@@ -151,17 +181,23 @@ def _choose(
         record.plans[kind] = plan_tiles(
             q, k_pages, batch.of_group(of_layer), prompt_lens=lens, dense_below=below, backend=backend
         )
-    return choose_tiles(
-        q,
-        k_pages,
-        record.plans[kind],
-        target=choice.target,
-        estimator=choice.estimators[layer_index],
-        scale=call.scale,
-        softcap=call.softcap,
-        k_scale=None if call.kv_scales is None else call.kv_scales[0],
-        backend=backend,
-    )
+    how = {
+        "target": choice.target,
+        "estimator": choice.estimators[layer_index],
+        "scale": call.scale,
+        "softcap": call.softcap,
+        "k_scale": None if call.kv_scales is None else call.kv_scales[0],
+        "backend": backend,
+    }
+    plan = record.plans[kind]
+    if choice.floor is None:
+        return choose_tiles(q, k_pages, plan, **how)
+    floor = MassFloor(choice.floor, layer_index)
+    lists, found = choose_above(q, k_pages, plan, floor, sink_logits=call.sink_logits, **how)
+    if probe is None:  # what a probe counts is not computed, and promises nothing
+        first = sum(one.batch.size for one in choice.parts[:part_index])
+        record.floors.setdefault(part_index, (first, part.batch.size, []))[2].append(found)
+    return lists
 
 
 def _counted(lists: TileLists) -> Tensor:

@@ -12,7 +12,14 @@ from longreach_kernels.sparse.decode.attended import add_block_scores
 from longreach_kernels.sparse.decode.bounds import new_bounds, write_bounds
 from longreach_kernels.sparse.select.estimators import Antidiagonal, Estimator, Moments, Pooled
 from longreach_kernels.sparse.select.kept_mass import kept_mass, kept_share
-from longreach_kernels.sparse.select.select_tiles import TilePlan, choose_tiles, plan_tiles, select_tiles
+from longreach_kernels.sparse.select.mass_floor import FloorCounts, MassFloor
+from longreach_kernels.sparse.select.select_tiles import (
+    TilePlan,
+    choose_above,
+    choose_tiles,
+    plan_tiles,
+    select_tiles,
+)
 from longreach_kernels.sparse.select.targets import Density, Recall, Speedup, Target, Threshold
 
 __all__ = [
@@ -20,6 +27,8 @@ __all__ = [
     "BlockChoice",
     "Density",
     "Estimator",
+    "FloorCounts",
+    "MassFloor",
     "Moments",
     "Pooled",
     "Recall",
@@ -29,6 +38,7 @@ __all__ = [
     "TilePlan",
     "add_block_scores",
     "block_attention",
+    "choose_above",
     "choose_tiles",
     "kept_mass",
     "kept_share",

@@ -268,6 +268,26 @@ class KeptMass(msgspec.Struct, frozen=True, kw_only=True):
     least: float
 
 
+class FloorUse(msgspec.Struct, frozen=True, kw_only=True):
+    """What was found of a prompt under a floor of the kept mass, `min_mass`.
+
+    A row is a tile of queries, a KV head and a layer in which something could be left out; `drawn` queries of each were
+    looked at. The other fields are those of `longreach.engine.requests.floor_tests.FloorFound`.
+    """
+
+    min_mass: float
+    drawn: int
+    rows: int
+    widened: int
+    dense: int
+    kept_mean: float
+    kept_least: float
+    chosen_least: float
+    below: float
+    below_most: float
+    confidence: float
+
+
 class LayerCount(msgspec.Struct, frozen=True, array_like=True):
     """How many of a model's layers a policy changes, in the prompt or in the answer, and how many are of each kind:
     those that see everything, those with a window of their own, and those that keep a state in place of keys."""
@@ -301,6 +321,7 @@ class AttentionUse(msgspec.Struct, frozen=True, kw_only=True):
     other_pairs: int = 0
     unchosen: int = 0
     kept_mass: KeptMass | None = None
+    floor: FloorUse | None = None
 
 
 class DecodeUse(msgspec.Struct, frozen=True, kw_only=True):
@@ -310,7 +331,8 @@ class DecodeUse(msgspec.Struct, frozen=True, kw_only=True):
     those that were `read`. `kv_bytes_saved` are the bytes of the others, less those of the bounds that were read in
     their place. What was missed of the attention is at most `missed_mean` on average over tokens, layers and query
     heads, and nowhere more than `missed_max`. What was kept was measured on `sampled` of the tokens: `kept_mean` of the
-    dense softmax's mass, and nowhere less than `kept_least`.
+    dense softmax's mass, and nowhere less than `kept_least`. In a share of `whole_share` of tokens and layers all keys
+    were read, since the budget did not keep the policy's `min_mass` for certain.
     """
 
     policy: AttentionPolicy
@@ -323,6 +345,7 @@ class DecodeUse(msgspec.Struct, frozen=True, kw_only=True):
     sampled: int = 0
     kept_mean: float = 1.0
     kept_least: float = 1.0
+    whole_share: float = 0.0
 
 
 class Update(msgspec.Struct, frozen=True, kw_only=True):

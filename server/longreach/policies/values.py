@@ -231,6 +231,14 @@ class Dynamic(RequestPolicy, frozen=True, tag="dynamic"):
             "on short prefixes, choosing costs what it saves."
         ),
     ] = 8192
+    min_mass: Annotated[
+        Annotated[float, Meta(ge=0.01, le=0.9999)] | None,
+        Meta(
+            description="Share of dense attention's mass that drawn queries of a tile keep; where one would not, the "
+            "tile reads more, or all. A token within a `decode_budget` keeps it in each layer for certain, or reads "
+            "all. `usage.attention.guarantee` says what was found."
+        ),
+    ] = None
 
     def __post_init__(self) -> None:
         given = [name for name in ("recall", "density", "speedup") if getattr(self, name) is not None]
@@ -258,9 +266,9 @@ class Dynamic(RequestPolicy, frozen=True, tag="dynamic"):
     def at(self, position: int, prompt_tokens: int) -> StepPolicy:
         if position < prompt_tokens:
             return self
-        return (
-            DENSE if self.decode_budget is None or position < self.decode_budget else SparseDecode(self.decode_budget)
-        )
+        if self.decode_budget is None or position < self.decode_budget:
+            return DENSE
+        return SparseDecode(self.decode_budget, self.min_mass)
 
     def borders(self, prompt_tokens: int) -> tuple[int, ...]:
         # Without a budget there is none: what follows a prompt that chose its keys then sees all anyway.
@@ -275,12 +283,14 @@ class Dynamic(RequestPolicy, frozen=True, tag="dynamic"):
 
 
 class SparseDecode(Policy, frozen=True, tag="sparse_decode"):
-    """What a token of an answer is computed under that reads at most `budget` keys in each KV head of a layer. No
-    request names it: it follows from a policy's `answer_budget`."""
+    """What a token of an answer is computed under that reads at most `budget` keys in each KV head of a layer, or in
+    a layer all of them where that does not keep `min_mass` for certain. No request names it: it follows from a policy's
+    `answer_budget`."""
 
     has_mask: ClassVar[bool] = False
 
     budget: int
+    min_mass: float | None = None
 
     def visible(self) -> Visible:
         return Visible(self.budget, _BOUNDS_SHARE)  # and the bounds of all blocks

@@ -83,6 +83,8 @@ ASKED: list[AttentionPolicy] = [
     Dynamic(speedup=3, dense_below=0),
     Dynamic(decode_budget=100, dense_below=256),
     Dynamic(recall=1, decode_budget=37),
+    Dynamic(recall=0.7, dense_below=0, min_mass=0.97),
+    Dynamic(recall=1, decode_budget=64, min_mass=0.98),
 ]
 
 

@@ -345,4 +345,7 @@ def _of_all_ranks(measured: StepMeasurements) -> StepMeasurements:
     for group in measured:
         if group.visited is not None:
             distributed.all_reduce(group.visited)  # in place: it was stacked for this
+        for _, _, found in group.floor:
+            distributed.all_reduce(found.counts)
+            distributed.all_reduce(found.least, op=distributed.ReduceOp.MIN)
     return measured

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from longreach.engine.requests.floor_tests import FloorTests
 from longreach.engine.requests.sparse_decode_stats import AnswerReads
 from longreach.engine.requests.tile_worth import TileHistory
 
@@ -19,11 +20,13 @@ class Measurements:
         kept: arrays (queries, layers, heads) of the part of the dense attention's mass that its policy keeps, on a
             sample of its prompt's queries.
         tiles: what a dynamic policy chose of its prompt.
+        floor: what was found where its policy has a floor under the kept mass.
         reads: what the tokens of its answer have read, if a budget says how many keys that may be.
     """
 
     kept: list[npt.NDArray[np.float32]] = field(default_factory=list)
     tiles: TileHistory = field(default_factory=TileHistory)
+    floor: FloorTests = field(default_factory=FloorTests)
     reads: AnswerReads | None = None
 
     def take_kept(self) -> list[npt.NDArray[np.float32]]:

@@ -33,6 +33,7 @@ _SMALLEST_CONTEXT = 4096
 _CROWD = 33  # answers side by side that one launch of the decode kernel takes in another form
 _TARGETS: tuple[dict[str, Any], ...] = ({"recall": 0.9}, {"density": 0.5}, {"speedup": 2.0})
 _BUDGET = 64
+_FLOOR = 0.9
 
 
 def kinds_of_policies() -> list[RequestPolicy]:
@@ -43,7 +44,8 @@ def kinds_of_policies() -> list[RequestPolicy]:
     estimators = get_args(get_type_hints(Dynamic, include_extras=True)["estimator"])[0]
     dynamic = [Dynamic(estimator=name, dense_below=0, **_TARGETS[0]) for name in get_args(estimators)]
     dynamic += [Dynamic(dense_below=0, **target) for target in _TARGETS[1:]]
-    budgets = [Dynamic(recall=1, decode_budget=_BUDGET)]
+    dynamic.append(Dynamic(dense_below=0, min_mass=_FLOOR, **_TARGETS[0]))
+    budgets = [Dynamic(recall=1, decode_budget=_BUDGET, min_mass=floor) for floor in (None, _FLOOR)]
     others = [kind() for kind in POLICIES if kind not in (type(DENSE), Dynamic)]
     return [DENSE, Window(sinks=0), *others, *dynamic, *budgets]
 

@@ -98,6 +98,48 @@ class KeptMass(msgspec.Struct, frozen=True):
     min: float
 
 
+class ReadAgain(msgspec.Struct, frozen=True):
+    """Rows that read more than was chosen, to keep `min_mass`: `widened` ones a greater share of the estimate, `dense`
+    ones everything; `share` is that of both."""
+
+    widened: int
+    dense: int
+    share: float
+
+
+class DrawnMass(msgspec.Struct, frozen=True):
+    """The least mass that a drawn query of a row keeps in any head: `mean` over rows and `min`, of what was read, and
+    `chosen_min` of what had been chosen at first."""
+
+    mean: float
+    min: float
+    chosen_min: float
+
+
+class QueriesBelow(msgspec.Struct, frozen=True):
+    """Share of the queries that keep less than `min_mass` all the same: an estimate, and what it is at most, with a
+    probability of `confidence`."""
+
+    estimate: float
+    at_most: float
+    confidence: float
+
+
+class Guarantee(msgspec.Struct, frozen=True, kw_only=True):
+    """What was measured under a `min_mass`, exactly, before anything was read.
+
+    A row is a tile of queries, a KV head and a layer in which something could be left out. Of each tile
+    `drawn_queries` were measured against all keys. `queries_below` is a statement about all queries of the rows.
+    """
+
+    min_mass: float
+    rows: int
+    drawn_queries: int
+    drawn_mass: DrawnMass
+    read_again: ReadAgain
+    queries_below: QueriesBelow
+
+
 class MissedMass(msgspec.Struct, frozen=True):
     """An upper bound of the part of the dense softmax's mass that lies on keys that were not read: its mean over
     tokens, query heads and layers, and its greatest."""
@@ -121,7 +163,8 @@ class DecodeUsage(msgspec.Struct, frozen=True, kw_only=True):
 
     There are `tokens` of them. Keys are summed over tokens, layers and KV heads; `kv_bytes_saved` are those of the keys
     that were skipped, less those of the bounds by which keys are chosen. `missed_mass` is known for every token; the
-    `kept_mass` is measured on one token in 64, and null if there was none.
+    `kept_mass` is measured on one token in 64, and null if there was none. `read_again` is the share of tokens and
+    layers that read all keys, since the bound of what a budget missed was above 1 - `min_mass`.
     """
 
     tokens: int
@@ -130,6 +173,7 @@ class DecodeUsage(msgspec.Struct, frozen=True, kw_only=True):
     kv_bytes_saved: int
     missed_mass: MissedMass
     kept_mass: AnswerKeptMass | None
+    read_again: float = 0.0
 
 
 class PolicyLayers(msgspec.Struct, frozen=True):
@@ -150,9 +194,9 @@ class AttentionUsage(msgspec.Struct, frozen=True, kw_only=True):
 
     `parameters` are those that took effect. Tiles are of 128 x 128 pairs; the FLOPs and the bytes of keys and values
     are those of the tiles that were skipped. What came from the cache is not counted. `decode` is there with a
-    `decode_budget`, and says of the answers what the rest says of the prompt. `tiles_unchosen` is there where tiles
-    are chosen: those of `tiles_visited` in parts of the prompt and layers that were computed densely, since choosing
-    was not worth what it costs.
+    `decode_budget`, and says of the answers what the rest says of the prompt; `guarantee` with a `min_mass`.
+    `tiles_unchosen` is there where tiles are chosen: those of `tiles_visited` in parts of the prompt and layers that
+    were computed densely, since choosing was not worth what it costs.
     """
 
     policy: str
@@ -164,6 +208,7 @@ class AttentionUsage(msgspec.Struct, frozen=True, kw_only=True):
     flops_saved: int
     kv_bytes_saved: int
     kept_mass: KeptMass | None
+    guarantee: Guarantee | UnsetType = UNSET
     tiles_unchosen: int | UnsetType = UNSET
     decode: DecodeUsage | UnsetType = UNSET
 

@@ -216,7 +216,7 @@ class LayerPolicies:
         return None if any(mask.band is None for mask in masks) else StepGroup(*rows, batch, masks)
 
     def _budget(self, policy: SparseDecode, batch: PagedBatch) -> BlockBudget:
-        return BlockBudget(policy.budget, self.chosen, batch, len(self._part))
+        return BlockBudget(policy.budget, self.chosen, batch, len(self._part), policy.min_mass)
 
     def _own_heads(self, policy: StepPolicy) -> tuple[Mask, ...]:
         """What each layer computes for this rank's heads."""
@@ -259,4 +259,4 @@ class LayerPolicies:
         estimators = {
             layer: _ESTIMATORS[_AUTO[self._rotary[layer]] if named == "auto" else named] for layer in self.tiled
         }
-        return TileChoice(target, estimators, policy.dense_below, choice_parts(group, batch))
+        return TileChoice(target, estimators, policy.dense_below, choice_parts(group, batch), policy.min_mass)
