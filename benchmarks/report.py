@@ -110,7 +110,6 @@ def errors_table(result: dict) -> str:
 _TABLES = {
     "suite": sweep_table.table,
     "restarts": disk_restart.table,
-    "times": min_mass.table,
     "endured": disk_endurance.table,
     "attacks": attacks.table,
     "uploads": upload.table,
@@ -118,7 +117,8 @@ _TABLES = {
     "profiles": profile_kernels.table,
     "methods": methods.table,
     "attentions": training_steps.table,
-    "curves": quality_report.table,
+    "curves": quality_report.table,  # which has times, too
+    "times": min_mass.table,
     "ceilings": kernels.table,
     "policies": load_report.table,
     "runs": report.table,
