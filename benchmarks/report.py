@@ -22,12 +22,17 @@ from benchmarks import (
     answers_report,
     attacks,
     decode_budget,
+    disk_endurance,
     disk_restart,
     estimates,
+    mass_predicts,
+    min_mass,
+    policy_cost,
     profile_kernels,
     quality_report,
     training_steps,
     upload,
+    upload_too_long,
 )
 from benchmarks.attention_methods import tables as methods
 from benchmarks.kernels import measure as kernels
@@ -105,12 +110,15 @@ def errors_table(result: dict) -> str:
 _TABLES = {
     "suite": sweep_table.table,
     "restarts": disk_restart.table,
+    "endured": disk_endurance.table,
     "attacks": attacks.table,
     "uploads": upload.table,
+    "too_long": upload_too_long.table,
     "profiles": profile_kernels.table,
     "methods": methods.table,
     "attentions": training_steps.table,
-    "curves": quality_report.table,
+    "curves": quality_report.table,  # which has times, too
+    "times": min_mass.table,
     "ceilings": kernels.table,
     "policies": load_report.table,
     "runs": report.table,
@@ -121,6 +129,8 @@ _ROW_TABLES = {
     "budget": decode_budget.table,
     "ahead": estimates.table,
     "task": answers_report.table,
+    "loss": mass_predicts.table,
+    "unchosen": policy_cost.table,
     "choice": choices_table,
     "errors": errors_table,
 }

@@ -276,10 +276,10 @@ FAULTS = (
     ),
     Fault(
         "a state is given up in host memory before its last page",
-        "server/longreach/engine/kv_cache/offload_index.py",
-        "        for used in (key(name, STATE_GROUP), name):\n",
-        "        for used in (name,):\n",
-        (f"{_ENGINE}/test_host_pages.py::test_a_state_takes_places_where_they_are_and_is_as_young_as_its_page",),
+        "server/longreach/engine/kv_cache/last_use.py",
+        "    return page_used(use, depth - 1) - 1\n",
+        "    return page_used(use, depth - 1) + 1\n",
+        (f"{_ENGINE}/test_host_pages.py::test_a_state_takes_places_where_they_are_and_is_given_up_before_its_page",),
     ),
     Fault(
         "places are given away while a file is written from them",
@@ -462,8 +462,8 @@ FAULTS = (
     Fault(
         "updates that are joined lose log-probabilities of the prompt",
         _UNREAD,
-        '("tokens", "logprobs", "prompt_logprobs")',
-        '("tokens", "logprobs")',
+        '("tokens", "logprobs", "prompt_logprobs", "attended")',
+        '("tokens", "logprobs", "attended")',
         (f"{_ENGINE}/test_unread.py::test_what_is_told_once_survives_joining",),
     ),
     Fault(

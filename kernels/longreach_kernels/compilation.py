@@ -21,12 +21,24 @@ from longreach_kernels.backends.resolve import interpreting
 
 logger = logging.getLogger(__name__)
 
+COMPILER = "compiler"  # how threads that compile are called
+
 _only = ContextVar("compile_only", default=False)
 
 
 def launches_compile_only() -> bool:
     """Whether launches in this context only compile."""
     return _only.get()
+
+
+@contextlib.contextmanager
+def launching_nothing() -> Iterator[Callable[[], None]]:
+    """What is given makes all launches that follow in this context compile only, up to the end of the block."""
+    token = _only.set(_only.get())
+    try:
+        yield lambda: _only.set(True)  # pyright: ignore[reportReturnType]
+    finally:
+        _only.reset(token)
 
 
 @dataclass
@@ -74,9 +86,7 @@ class _Compilers(Executor):
     """Threads that compile, and load what they have compiled: Triton's launchers may need a C compiler, too."""
 
     def __init__(self, device: torch.device, threads: int, done: Compilation) -> None:
-        # Each thread has a current device of its own.
-        choose = torch.cuda.set_device if device.type == "cuda" else _nothing
-        self._threads = ThreadPoolExecutor(threads, "compiler", choose, (device,))
+        self._threads = ThreadPoolExecutor(threads, COMPILER, set_current_device, (device,))
         self._done = done
         self._lock = threading.Lock()
 
@@ -104,5 +114,7 @@ class _Compilers(Executor):
         return kernel
 
 
-def _nothing(device: torch.device) -> None:
-    pass
+def set_current_device(device: torch.device) -> None:
+    """Make a GPU this thread's current one: each thread has one of its own."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)

@@ -7,7 +7,7 @@ from longreach_patches.cache.pages import KVPages
 from longreach_patches.cache.scales import KVScales, resolve_kv_dtype
 from longreach_patches.cache.shape import LayerPages, PageShape
 from longreach_patches.cache.states import NO_SLOT, StateShape, StateStep, StateStore
-from longreach_patches.cache.step import PagedStep, WantedRows
+from longreach_patches.cache.step import KeptQueries, PagedStep, QueryTap, WantedRows
 from longreach_patches.checkpoint import check_files_if_any
 from longreach_patches.errors import ModelLoadError, PatchError, UnsupportedModelError
 from longreach_patches.families import FAMILIES, attention_layers, head_shape, layer_masks, rotary_layers, state_layers
@@ -27,22 +27,27 @@ from longreach_patches.policy_step import (
     MassSample,
     StepGroup,
     StepMeasurements,
-    TileChoice,
     chosen_layers,
     masks_under,
 )
 from longreach_patches.quantized import brings_kv_scales, scheme_of
+from longreach_patches.rope_tables import PLACE_MASK, ROW_SHIFT, RopeTable
+from longreach_patches.tile_choice import ChoicePart, TileChoice, TileProbe
 from longreach_patches.weight_sources import check_split
 
 __all__ = [
     "FAMILIES",
     "NO_SLOT",
+    "PLACE_MASK",
+    "ROW_SHIFT",
     "SINGLE",
     "BlockBudget",
+    "ChoicePart",
     "Footprint",
     "GroupMeasurements",
     "KVPages",
     "KVScales",
+    "KeptQueries",
     "LayerGroup",
     "LayerPages",
     "LoadedModel",
@@ -52,13 +57,16 @@ __all__ = [
     "PagedStep",
     "PatchError",
     "PatchedModel",
+    "QueryTap",
     "RankLayout",
+    "RopeTable",
     "StateShape",
     "StateStep",
     "StateStore",
     "StepGroup",
     "StepMeasurements",
     "TileChoice",
+    "TileProbe",
     "UnsupportedModelError",
     "WantedRows",
     "attention_layers",

@@ -23,7 +23,7 @@ from transformers import (
     PretrainedConfig,
 )
 
-from longreach_patches import config_faults, quantized, rope, weight_sources, wrapper
+from longreach_patches import config_faults, quantized, rope, rope_tables, weight_sources, wrapper
 from longreach_patches.batch_invariant import check_backend, check_modules, check_ranks
 from longreach_patches.cache.scales import KVScales
 from longreach_patches.config_faults import in_one_line
@@ -34,6 +34,7 @@ from longreach_patches.formats import check_other_tools, declared_quantization, 
 from longreach_patches.layout import SINGLE, RankLayout, check_layout
 from longreach_patches.mixers.sizes import check_states
 from longreach_patches.patch import PatchedModel, patch
+from longreach_patches.rope_tables import RopeTable
 from longreach_patches.tensor_parallel import is_fully_cut
 
 logger = logging.getLogger(__name__)
@@ -57,6 +58,7 @@ class LoadedModel:
         weight_bytes: of all parameters, buffers and weights with a format, of this rank.
         quantization: the formats of quantised weights, for people; None for weights in 16 or 32 bits.
         kv_scales: scales of 8-bit keys and values that the checkpoint brings, of this rank's heads.
+        rope_tables: rotary frequencies of which each position names one; empty where a model has one set of them.
     """
 
     patched: PatchedModel
@@ -69,6 +71,7 @@ class LoadedModel:
     weight_bytes: int = 0
     quantization: str | None = None
     kv_scales: KVScales | None = None
+    rope_tables: tuple[RopeTable, ...] = ()
 
     @property
     def config(self) -> PretrainedConfig:
@@ -152,6 +155,7 @@ def load_model(
     max_length: int | None = None,
     gguf_file: str | None = None,
     quantization: str | None = None,
+    rope_by_request: bool = False,
 ) -> LoadedModel:
     """Load a causal language model, put it on its device and patch it.
 
@@ -170,6 +174,7 @@ def load_model(
         gguf_file: a file whose weights are read and dequantized, in place of safetensors files; `model` is then a
             directory with the config.json that `gguf_file.config_of` has made of it.
         quantization: makes weights of 16 bits FP8 ones, one layer after another: see `quantized.KINDS`.
+        rope_by_request: whether each position names its table of rotary frequencies: see `rope_tables`.
 
     Raises:
         ModelLoadError: a file is missing, broken, or does not match the config.
@@ -181,6 +186,7 @@ def load_model(
     config = load_config(model, overrides, quantization)
     target = resolve_device(device)
     resolved_dtype = resolve_dtype(dtype, target, config)
+    tables = rope_tables.tables_of(config, max_length) if rope_by_request else ()
     check_layout(config, layout)
     weight_sources.check_split(config, layout)
     if batch_invariant:  # before anything large is read
@@ -196,7 +202,10 @@ def load_model(
         weighted = weight_sources.from_files(model, config, target, resolved_dtype, layout, wrapped=wrapped)
     loaded = weighted.model
     longest = rope.longest_sequence(config)
-    rope.freeze(loaded, max_length or longest)
+    if tables:
+        rope_tables.install(loaded, tables)
+    else:
+        rope.freeze(loaded, max_length or longest)
     weight_bytes = quantized.bytes_of(loaded)
     patched = patch(loaded.eval().requires_grad_(False), backend, batch_invariant=batch_invariant)
     scheme = quantized.scheme_of(config)
@@ -216,6 +225,7 @@ def load_model(
         weight_bytes,
         quantization=None if scheme is None else scheme.name,
         kv_scales=weighted.kv_scales,
+        rope_tables=tables,
     )
 
 

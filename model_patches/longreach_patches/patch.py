@@ -131,6 +131,13 @@ class PatchedModel:
         return bool(self._layers)
 
     @property
+    def leaves_rows_out(self) -> bool:
+        """Whether the last layer attends, and need not compute rows that nobody wants, whoever is in the step."""
+        if not self.fused or self.batch_invariant:
+            return False
+        return attention_layers(self.model.config)[-1] == self.model.config.num_hidden_layers - 1
+
+    @property
     def runs_own_modules(self) -> bool:
         """Whether modules of the model's own compute layers, which may wait for the host."""
         return not self.fused

@@ -7,7 +7,7 @@ every layer. A step without groups is dense, and computed as if there were none 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
@@ -16,20 +16,12 @@ import torch
 from longreach_kernels import Causal, Mask, PagedBatch
 from longreach_kernels.call import AttentionCall
 from longreach_kernels.masks.block_rules import within_window
-from longreach_kernels.masks.tile_lists import TileLists
 from longreach_kernels.paged_api import paged_attention_call
 from longreach_kernels.sizes import KEY_BLOCK
-from longreach_kernels.sparse import (
-    Estimator,
-    Target,
-    TilePlan,
-    block_attention,
-    choose_tiles,
-    kept_share,
-    plan_tiles,
-    select_blocks,
-)
+from longreach_kernels.sparse import FloorCounts, block_attention, kept_share, select_blocks
 from torch import Tensor
+
+from longreach_patches.tile_choice import ChoiceRecord, TileChoice, chosen_attention
 
 if TYPE_CHECKING:
     from longreach_patches.cache.step import PagedStep
@@ -54,23 +46,6 @@ class MassSample:
 
 
 @dataclass(frozen=True)
-class TileChoice:
-    """Key tiles that are chosen in the step, as `longreach_kernels.sparse.choose_tiles` does.
-
-    Attributes:
-        target: how much is kept.
-        estimators: by which estimate, for each layer where tiles are chosen; the other layers compute their own masks.
-        prompt_lens: (B,) int32, tokens of each sequence's prompt.
-        dense_below: queries before this position see everything.
-    """
-
-    target: Target
-    estimators: Mapping[int, Estimator]
-    prompt_lens: Tensor
-    dense_below: int
-
-
-@dataclass(frozen=True)
 class BlockBudget:
     """Keys that are chosen for each query of decodes, as `longreach_kernels.sparse.select_blocks` does.
 
@@ -79,12 +54,15 @@ class BlockBudget:
         layers: where they are chosen, all of which keep bounds; the other layers compute their own masks.
         batch: the group's, of one query a sequence.
         heads: query heads of a layer.
+        floor: the share of dense attention's mass that a query keeps for certain, or else reads every key, in all heads
+            of a layer; None for none.
     """
 
     tokens: int
     layers: frozenset[int]
     batch: PagedBatch
     heads: int
+    floor: float | None = None
 
     @cached_property
     def parts(self) -> tuple[tuple[slice, PagedBatch], ...]:
@@ -130,14 +108,20 @@ class GroupMeasurements(NamedTuple):
     Attributes:
         kept: (R, layers, Hq) fp32, of each query of the group's `sample` the part of the dense attention's mass that it
             kept, in each layer that the policy changes.
-        visited: (B,) int, the key tiles that were chosen for each sequence, over layers, query tiles and KV heads.
+        visited: (layers, S) int32, the key tiles that were chosen, as `ChoiceRecord.visited`.
+        visited_layers: which layers these are.
         missed: (layers, B, Hq) fp32, an upper bound of the share of attention that each query missed, in each layer of
             the group's `budget`.
+        whole: (layers, B) bool, where a query read every key, since its budget did not keep the floor for certain.
+        floor: what the tests of drawn queries found, as `ChoiceRecord.tested`.
     """
 
     kept: Tensor | None = None
     visited: Tensor | None = None
     missed: Tensor | None = None
+    visited_layers: tuple[int, ...] = ()
+    whole: Tensor | None = None
+    floor: tuple[tuple[int, int, FloorCounts], ...] = ()
 
 
 StepMeasurements = tuple[GroupMeasurements, ...]  # of a step's groups, in order
@@ -145,22 +129,23 @@ StepMeasurements = tuple[GroupMeasurements, ...]  # of a step's groups, in order
 
 @dataclass(eq=False)
 class GroupRecord:
-    """What the layers of a step note about one group, each in its turn; lists of what `GroupMeasurements` has together.
-
-    `plans` are what layers make for those after them, by the shapes of queries and pages and the group of layers.
-    """
+    """What the layers of a step note about one group, each in its turn: lists of what `GroupMeasurements` has."""
 
     kept: list[Tensor] = field(default_factory=list)
-    visited: list[Tensor] = field(default_factory=list)
     missed: list[Tensor] = field(default_factory=list)
-    plans: dict[tuple[torch.Size, torch.Size, int], TilePlan] = field(default_factory=dict)
+    whole: list[Tensor] = field(default_factory=list)
+    choice: ChoiceRecord = field(default_factory=ChoiceRecord)
 
     def measured(self) -> GroupMeasurements:
         """What has been measured in all layers together."""
+        visited = self.choice.visited
         return GroupMeasurements(
             kept=torch.stack(self.kept, 1) if self.kept else None,
-            visited=torch.stack(self.visited).sum(0) if self.visited else None,
+            visited=torch.stack(list(visited.values())) if visited else None,
             missed=torch.stack(self.missed) if self.missed else None,
+            visited_layers=tuple(visited),
+            whole=torch.stack(self.whole) if self.whole else None,
+            floor=self.choice.tested,
         )
 
 
@@ -213,83 +198,51 @@ def step_attention(q: Tensor, layer_index: int, step: PagedStep, call: Attention
     """
     pages = step.pages.keys[layer_index], step.pages.values[layer_index]
     of_layer = step.pages.shape.group_of[layer_index]
+    if step.tap is not None:
+        step.tap.take(layer_index, q, call)
     if not step.groups:
         return paged_attention_call(q, *pages, step.batch.of_group(of_layer), call, backend)[0]
     parts = []
     for index, group in enumerate(step.groups):
+        if group.start == group.end:
+            continue  # nothing of it is wanted
         record = step.record.of_group(index)
         queries = q[group.start : group.end]
+        sample = group.sample if group.budget is not None or layer_index != step.unmeasured else None
         if group.budget is not None and layer_index in group.budget.layers:
-            out, lse, missed = _within_budget(queries, layer_index, step, group.budget, call, backend)
+            out, lse, missed = _within_budget(queries, layer_index, step, group.budget, call, backend, record)
             record.missed.append(missed)
-            if group.sample is not None:
-                record.kept.append(_kept(queries, lse, layer_index, step, group.sample, call, backend))
-            parts.append(out)
-            continue
-        mask = call.mask if group.masks is None else group.masks[layer_index]
-        lists = None
-        if group.choice is not None and layer_index in group.choice.estimators:
-            lists = _choose(queries, layer_index, step, group, group.choice, record, call, backend)
-            if lists is None and group.sample is not None:
-                record.kept.append(queries.new_ones((len(group.sample.rows), q.shape[1]), dtype=torch.float32))
-        is_own = lists is None and mask == call.mask
-        seen = call if is_own else replace(call, mask=mask, lists=lists)
-        out, lse = paged_attention_call(queries, *pages, group.batch.of_group(of_layer), seen, backend)
-        if group.sample is not None and not is_own:
-            record.kept.append(_kept(queries, lse, layer_index, step, group.sample, call, backend))
+            is_own = False
+        elif group.choice is not None and layer_index in group.choice.estimators:
+            out, lse = chosen_attention(queries, layer_index, step, group.choice, record.choice, call, backend)
+            is_own = False
+            if sample is not None and group.choice.is_dense(layer_index):
+                record.kept.append(queries.new_ones((len(sample.rows), q.shape[1]), dtype=torch.float32))
+                sample = None
+        else:
+            mask = call.mask if group.masks is None else group.masks[layer_index]
+            is_own = mask == call.mask
+            seen = call if is_own else replace(call, mask=mask)
+            out, lse = paged_attention_call(queries, *pages, group.batch.of_group(of_layer), seen, backend)
+        if sample is not None and not is_own:
+            record.kept.append(_kept(queries, lse, layer_index, step, sample, call, backend))
         parts.append(out)
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def _choose(
+def _within_budget(
     q: Tensor,
     layer_index: int,
     step: PagedStep,
-    group: StepGroup,
-    choice: TileChoice,
-    record: GroupRecord,
+    budget: BlockBudget,
     call: AttentionCall,
     backend: str,
-) -> TileLists | None:
-    """The lists of what is chosen; None where everything is kept, for which there are faster kernels."""
-    k_pages, of_layer = step.pages.keys[layer_index], step.pages.shape.group_of[layer_index]
-    kind = q.shape, k_pages.shape, of_layer
-    if kind not in record.plans:
-        record.plans[kind] = plan_tiles(
-            q,
-            k_pages,
-            group.batch.of_group(of_layer),
-            prompt_lens=choice.prompt_lens,
-            dense_below=choice.dense_below,
-            backend=backend,
-        )
-    plan = record.plans[kind]
-    if plan.all_kept:
-        tiles = plan.frame.tiles
-        kept = plan.visible.sum(1, dtype=torch.int32) * plan.frame.heads
-        record.visited.append(kept.new_zeros(group.batch.size).index_add_(0, tiles.seq, kept))
-        return None
-    lists = choose_tiles(
-        q,
-        k_pages,
-        plan,
-        target=choice.target,
-        estimator=choice.estimators[layer_index],
-        scale=call.scale,
-        softcap=call.softcap,
-        k_scale=None if call.kv_scales is None else call.kv_scales[0],
-        backend=backend,
-    )
-    first = lists.first_row.long()
-    after = torch.cat([first[1:], first.new_full((1,), len(lists.start) - 1)])
-    record.visited.append(lists.start[after] - lists.start[first])
-    return lists
-
-
-def _within_budget(
-    q: Tensor, layer_index: int, step: PagedStep, budget: BlockBudget, call: AttentionCall, backend: str
+    record: GroupRecord,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Attention of decodes to the keys that are chosen for each, its log-sum-exp, and a bound of what each missed."""
+    """Attention of decodes to the keys that are chosen for each, its log-sum-exp, and a bound of what each missed.
+
+    Where the bound of a query does not promise the budget's floor, it reads all keys.
+    """
     pages = step.pages.keys[layer_index], step.pages.values[layer_index]
     bounds = step.pages.bounds[layer_index]
     assert bounds is not None, f"layer {layer_index} keeps no bounds"
@@ -303,8 +256,19 @@ def _within_budget(
         out, lse = block_attention(
             q[rows], *pages, batch, choice, sink_logits=call.sink_logits, v_scale=v_scale, **of_choice
         )
-        found.append((out, lse, choice.missed(lse)))
-    out, lse, missed = found[0] if len(found) == 1 else (torch.cat(parts) for parts in zip(*found, strict=True))
+        missed = choice.missed(lse)
+        if budget.floor is None:
+            found.append((out, lse, missed))
+            continue
+        whole = missed.amax(1) > 1 - budget.floor
+        # The others have no keys in this call, and cost next to nothing; the host need not know which they are.
+        asked = replace(batch, context_lens=torch.where(whole, batch.context_lens, 0), known_lengths=None)
+        all_out, all_lse = paged_attention_call(q[rows], *pages, asked, call, backend)
+        out = torch.where(whole[:, None, None], all_out, out)
+        lse = torch.where(whole[:, None], all_lse, lse)
+        found.append((out, lse, torch.where(whole[:, None], 0.0, missed), whole))
+    out, lse, missed, *whole = found[0] if len(found) == 1 else (torch.cat(parts) for parts in zip(*found, strict=True))
+    record.whole += whole
     return out, lse, missed
 
 

@@ -64,7 +64,7 @@ def cure(config: PretrainedConfig) -> str:
     """What can be done for sequences beyond `longest_sequence`, for people; the flags are those of the server."""
     if (chunk := plain_length(config)) is not None and chunk < _positions(config):
         return f"tokens beyond that need dual chunk attention ({_DUAL_CHUNK}), which is not computed"
-    kind, values = _scaling(config)
+    kind, values = scaling(config)
     if kind == "longrope":
         return "its LongRoPE factors were searched for that length, and there is no option for more"
     if kind == "llama3":
@@ -143,6 +143,12 @@ def described(config: PretrainedConfig, length: int) -> str | None:
     return None
 
 
+def scaling(config: PretrainedConfig) -> tuple[str, dict[str, Any]]:
+    """The kind and the parameters of what stretches a model's frequencies, in layers of any kind."""
+    scaled = [value for value in _each(config) if value.get("rope_type", "default") != "default"]
+    return (scaled[0]["rope_type"], scaled[0]) if scaled else ("default", {})
+
+
 def _freeze(module: Any, kind: str, length: int, layer_type: str | None) -> str:
     if kind not in _BY_LENGTH:
         return kind
@@ -189,12 +195,6 @@ def _parameters(config: PretrainedConfig) -> dict[str, dict[str, Any]]:
     the same for all lengths."""
     found = ((value.get("rope_type"), value) for value in _each(config) if not value.get("alpha"))
     return {kind: value for kind, value in found if kind in _BY_LENGTH}
-
-
-def _scaling(config: PretrainedConfig) -> tuple[str, dict[str, Any]]:
-    """The kind and the parameters of what stretches a model's frequencies, in layers of any kind."""
-    scaled = [value for value in _each(config) if value.get("rope_type", "default") != "default"]
-    return (scaled[0]["rope_type"], scaled[0]) if scaled else ("default", {})
 
 
 def _each(config: PretrainedConfig) -> list[dict[str, Any]]:

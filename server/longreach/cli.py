@@ -16,6 +16,7 @@ from longreach.config import Settings, load_settings, unknown_variables
 from longreach.errors import ConfigError, ModelFilesError, TokenizerError
 from longreach.util import safe_path
 from longreach.util.extras import missing
+from longreach.util.log_lines import configure_logging
 
 EXIT_CONFIG = 2
 
@@ -64,6 +65,7 @@ _ENGINE_SETTINGS = (
     "revision",
     "hf_overrides",
     "rope_scaling",
+    "rope",
     "device",
     "dtype",
     "quantization",
@@ -179,7 +181,6 @@ def deploy(
     """
     settings = _settings(flags)
 
-    from longreach.api.server import configure_logging
     from longreach.cluster.replica_options import Scale, bounds, parse_tokens
 
     try:
@@ -192,7 +193,7 @@ def deploy(
         from longreach.cluster.deploy import deploy as run
     except ModuleNotFoundError as error:
         raise _refused(ConfigError(missing(error.name or "ray", "ray"))) from None
-    configure_logging(settings.log_level)
+    configure_logging(settings.log_level, settings.log_format)
     try:
         url = run(settings, scale, ray_address)
     except ConfigError as error:
@@ -230,7 +231,7 @@ def warmup(**flags: Any) -> None:
         return
     typer.echo(
         f"{warmth.compiled} kernels compiled, {warmth.found} found in {warmth.cache}; {warmth.requests} requests, "
-        f"{warmth.seconds:.1f} s"
+        f"of which the start had missed {warmth.late} kernels; {warmth.seconds:.1f} s"
     )
 
 
@@ -241,6 +242,7 @@ def warmup(**flags: Any) -> None:
     "tokenizer",
     "hf_overrides",
     "rope_scaling",
+    "rope",
     "device",
     "dtype",
     "quantization",

@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_origin
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import typer
 from typer.core import TyperCommand
@@ -42,13 +42,13 @@ class SectionedCommand(TyperCommand):
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write arguments, own options, then the settings by section."""
         rows: dict[str, list[tuple[str, str]]] = {}
-        sections = dict(_sections())
+        headings = dict(sections())
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)
             if record is None:
                 continue
             is_argument = parameter.param_type_name == "argument"
-            heading = "Arguments" if is_argument else sections.get(parameter.name or "", "Options")
+            heading = "Arguments" if is_argument else headings.get(parameter.name or "", "Options")
             rows.setdefault(heading, []).append(record)
         order = ["Arguments", "Options", *SECTIONS.values()]
         for heading in sorted(rows, key=order.index):
@@ -56,7 +56,8 @@ class SectionedCommand(TyperCommand):
                 formatter.write_dl(rows[heading])
 
 
-def _sections() -> Iterator[tuple[str, str]]:
+def sections() -> Iterator[tuple[str, str]]:
+    """The name of every setting, and the heading below which the help lists it."""
     heading = ""
     for name in Settings.model_fields:
         heading = SECTIONS.get(name, heading)
@@ -109,6 +110,25 @@ def shown_default(name: str) -> str | None:
         if isinstance(parser, Measure):
             return parser.shown(value)
     return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def shown_values(name: str) -> str:
+    """What a setting may be, for a reader: its words, the ends of its range, or the kind of text."""
+    field = Settings.model_fields[name]
+    if field.annotation is bool:
+        return "switch"
+    kinds = [field.annotation, *get_args(field.annotation)]
+    words = [word for kind in kinds if get_origin(kind) is Literal for word in get_args(kind)]
+    words += [kind for kind in kinds if isinstance(kind, str)]
+    if words:
+        return ", ".join(f"`{word}`" for word in dict.fromkeys(words))
+    ends = {end: getattr(item, end) for item in field.metadata for end in ("ge", "gt", "le") if hasattr(item, end)}
+    if not ends:
+        return {"FILE": "path", "NUMBER": "number"}.get(_metavar(name), "text")
+    show = next((parser.shown for parser in _parsers(name) if isinstance(parser, Measure)), "{:g}".format)
+    least = f"above {show(ends['gt'])}" if "gt" in ends else show(ends["ge"])
+    auto = "`auto`, or " if or_auto in _parsers(name) else ""
+    return f"{auto}{least} to {show(ends['le'])}"
 
 
 def _metavar(name: str) -> str:

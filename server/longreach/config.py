@@ -41,6 +41,7 @@ from longreach.setting_values import (
     parse_rope_scaling,
     power_of_two,
 )
+from longreach.util.log_lines import LogFormat
 
 ENV_PREFIX = "LONGREACH_"
 EMBEDDED_MODEL = Path(__file__).parent / "default_model"
@@ -88,6 +89,10 @@ class Settings(BaseSettings):
     rope_scaling: Annotated[str, BeforeValidator(check_rope_scaling)] | None = Field(
         None,
         description="Scaling of RoPE instead of the config's: yarn:FACTOR:ORIGINAL, dynamic:FACTOR, none, or JSON.",
+    )
+    rope: Literal["static", "auto"] = Field(
+        "static",
+        description="RoPE of a model that is scaled: static, for all alike, or auto, by the length of each request.",
     )
     generation_config: Literal["auto", "openai"] = Field(
         "auto", description="Sampling defaults: auto (the model's generation_config.json) or openai (temperature 1)."
@@ -265,6 +270,10 @@ class Settings(BaseSettings):
     shutdown_grace_seconds: Real = Field(
         30.0, ge=0, le=3600, description="At SIGTERM or SIGINT, how long open requests may go on."
     )
+    handover: bool = Field(
+        False,
+        description="Start while another server still has the files of --kv-disk and the stores, and wait for its end.",
+    )
     responses_store: Annotated[str, Field(min_length=1, max_length=4096)] = Field(
         "memory",
         description="Where answers of /v1/responses are kept: memory, none, or a file that outlives the server.",
@@ -292,6 +301,7 @@ class Settings(BaseSettings):
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="Least level that is logged: debug, info, warning or error."
     )
+    log_format: LogFormat = Field("text", description="Lines of the log: text, or json, one object a line.")
 
     @model_validator(mode="after")
     def _check_exposure(self) -> Settings:
@@ -388,6 +398,8 @@ class Settings(BaseSettings):
             model=self.model_source,
             revision=self.revision,
             hf_overrides=self.overrides,
+            log_format=self.log_format,
+            rope_by_request=self.rope == "auto",
             device=self.device,
             dtype=self.dtype,
             quantization=self.quantization,
@@ -402,6 +414,7 @@ class Settings(BaseSettings):
             kv_offload_bytes=self.kv_offload_bytes,
             kv_disk=None if self.kv_disk is None else str(self.kv_disk.absolute()),
             kv_disk_bytes=self.kv_disk_bytes,
+            handover=self.handover,
             state_cache_bytes=self.state_cache_bytes,
             gpu_memory_utilization=self.gpu_memory_utilization,
             cuda_graphs=self.cuda_graphs,

@@ -319,6 +319,22 @@ class _EngineCollector:
         pairs.add_metric((*self._names, "causal"), stats.causal_pairs)
         pairs.add_metric((*self._names, "computed"), stats.computed_pairs)
         yield pairs
+        phases = GaugeMetricFamily(
+            "longreach:start_seconds", "Seconds of the engine's start by phase.", labels=(*_LABELS, "phase")
+        )
+        for phase, seconds in info.start_phases.items():
+            phases.add_metric((*self._names, phase), seconds)
+        yield phases
+        compiled = CounterMetricFamily(
+            "longreach:compilations_after_ready",
+            "Kernels that were compiled after the engine's start: beside the steps, while the requests that need them "
+            "waited, or in a step, which waited.",
+            labels=(*_LABELS, "kernel", "where"),
+        )
+        for where, counts in (("beside", stats.compiled_beside), ("step", stats.compiled_in_steps)):
+            for kernel, count in counts.items():
+                compiled.add_metric((*self._names, kernel, where), count)
+        yield compiled
         weights = InfoMetricFamily("longreach:model_weights", "The weights of one device.", labels=_LABELS)
         said = {"bytes": str(info.weight_bytes), "dtype": info.dtype, "quantization": info.quantization or "none"}
         weights.add_metric(self._names, said)

@@ -21,6 +21,7 @@ from longreach_patches import (
     resolve_dtype,
     resolve_kv_dtype,
     rope,
+    rope_tables,
     scheme_of,
 )
 from rich import box
@@ -221,13 +222,20 @@ def forecast(
                 types = dtype, resolve_kv_dtype(kv_dtype, dtype, brings_scales=brings_kv_scales(model))
                 part = Footprint.of(model, types[0], config.page_size, types[1], layout, bounded, arch)
                 rows.append(_row(part, model, config, host, layout, size))
-    notes = [rope.described(model, config.max_model_len or rope.longest_sequence(model))]
+    notes = [_of_rope(model, config)]
     if gguf is not None:
         formats = None if scheme is None else scheme.name
         notes.insert(0, gguf_source.dequantized(str(gguf), str(dtype), rows[0].weight_bytes, formats))
     note = ". ".join(text for text in notes if text is not None)
     formats = None if scheme is None else scheme.name
     return Forecast(name, model.model_type, _name(dtype), tuple(rows), note or None, formats)
+
+
+def _of_rope(model: PretrainedConfig, config: EngineConfig) -> str | None:
+    """What is to be said of its rotary frequencies. Those of a request take a few kilobytes, whatever there are."""
+    if config.rope_by_request:
+        return rope_tables.described(rope_tables.tables_of(model, config.max_model_len))
+    return rope.described(model, config.max_model_len or rope.longest_sequence(model))
 
 
 def _row(

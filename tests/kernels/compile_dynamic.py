@@ -21,6 +21,7 @@ from longreach_kernels.sparse.select.estimators import strips_of
 from longreach_kernels.sparse.select.list_kernels import count_kernel, entries_kernel, recall_kernel, warps_of
 from longreach_kernels.sparse.select.pooled import Form, moments_kernel, pooled_kernel
 from longreach_kernels.sparse.select.pooled_launch import pooled_config, pooled_options
+from longreach_kernels.sparse.select.row_masses import RowForm, row_config, row_masses_kernel
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
@@ -112,6 +113,24 @@ def compile_named(head_dim: int, wanted: set[str]) -> dict[str, dict[str, Any]]:
         add(f"{name} moments", moments_kernel, moments, keys, num_warps=4)
         launched = pooled_options(config, head_dim, torch.bfloat16, 90)
         add(name, pooled_kernel, {"FORM": form}, {"Mass": "*fp32"}, **launched)
+    config = row_config(head_dim, torch.bfloat16, 90, shape["TILE_K"])
+    for name, options, types in (
+        ("bf16", {}, {}),
+        ("fp8 softcap", {"kv_scales": True, "softcap": True}, {"K": "*fp8e4nv"}),
+    ):
+        form = RowForm(
+            group=4,
+            head_dim=head_dim,
+            block_d=padded(head_dim),
+            block_m=config.block_m,
+            tile_k=shape["TILE_K"],
+            page_size=128,
+            softcap=False,
+            kv_scales=False,
+            precision="tf32",
+        )._replace(**options)
+        types = types | dict.fromkeys(("Row", "Position", "Seq"), "*i32") | {"Out": "*fp32"}
+        add(f"rows {name}", row_masses_kernel, {"FORM": form}, types, **config.options())
     for tiles in (256, 8192):
         rows = {"BLOCK": tiles, "BITS": 31}
         types = dict.fromkeys(("Visible", "Forced", "Keep"), "*i8") | {"Share": "*fp64", "Row": "*i64"}

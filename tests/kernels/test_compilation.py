@@ -33,12 +33,18 @@ def test_kernels_are_compiled_and_loaded_by_threads_and_launched_later(tmp_path:
     assert [name.partition("_")[0] for name in found["loaded_by"]] == ["compiler"]
     assert found["loaded"] == 1
     assert (found["launched_ahead"], found["launches"]) == (0, 2)
-    assert len(list(tmp_path.glob("*/_double_kernel.cubin"))) == 1
+    assert len(list(tmp_path.glob("*/_double_kernel.cubin"))) == 4
     # What does not compile is said, and fails where it is needed, with the compiler's own words.
     [warning] = found["logged"]
     assert "could not be compiled ahead: CompileTimeAssertionFailure" in warning
     assert found["raised_ahead"] == ""
     assert "only even things" in found["raised"]
+    # A step that misses kernels launches nothing from the first of them on, and what it launches all when it comes
+    # again. Whoever launches without a guard waits, and is counted apart.
+    words = "2 kernels of the step are not compiled yet; compute it again when they are"
+    assert found["beside"]["ended"] == [[words, 1], ["", 4], ["CompileTimeAssertionFailure", 0]]
+    assert found["beside"]["counts"] == [{"_double_kernel": 2}, {"_double_kernel": 1}]
+    assert found["beside"]["turns"] == [True, True]
 
 
 @pytest.mark.skipif(not interpreting(), reason="needs Triton's interpreter")

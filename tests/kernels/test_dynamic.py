@@ -283,7 +283,8 @@ def test_a_plan_of_another_step_is_refused() -> None:
 # As in `compile_dynamic`, which cannot be imported here: Triton's interpreter has been chosen.
 FOLDED = [f"folded {stride} {keys}" for stride in (8, 16) for keys in ("bf16", "fp8 softcap")]
 SECOND_ORDER = ["second order 32", "second order 64", "second order fp8 softcap"]
-KERNELS = [*FOLDED, "join 8", "join 16", "pooled", *SECOND_ORDER]
+ROWS = ["rows bf16", "rows fp8 softcap"]
+KERNELS = [*FOLDED, "join 8", "join 16", "pooled", *SECOND_ORDER, *ROWS]
 KERNELS += [f"{name} moments" for name in ("pooled", *SECOND_ORDER)]
 KERNELS += [f"{name} {tiles}" for name in ("recall", "count", "entries") for tiles in (256, 8192)]
 KERNELS += [f"{name} {keys}" for name in ("bounds", "scores") for keys in ("*bf16", "*fp8e4nv")] + ["choice", "weights"]
@@ -301,7 +302,9 @@ def test_the_kernels_compile_for_sm90() -> None:
         head_dim = int(name.partition(":")[0])
         assert facts["shared_bytes"] <= 227 * 1024, (name, facts)
         assert facts["spills"] == 0, (name, facts)
-        multiplies = any(kind in name for kind in ("folded", "pooled", "second order")) and "moments" not in name
+        multiplies = (
+            any(kind in name for kind in ("folded", "pooled", "second order", "rows")) and "moments" not in name
+        )
         assert (facts["wgmma"] > 0) == multiplies, (name, facts)
         if "second order" in name and multiplies and head_dim <= 128:
             assert facts["registers"] <= 128, "two programs share the 65,536 of a processor"

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import torch
 from longreach_kernels import PagedBatch
+from longreach_kernels.call import AttentionCall
 
 from longreach_patches.cache.pages import KVPages
 from longreach_patches.cache.states import StateStep
@@ -15,10 +16,41 @@ from longreach_patches.policy_step import StepGroup, StepMeasurements, StepRecor
 
 class WantedRows(NamedTuple):
     """The rows of a step whose results are wanted: `rows` (R,) int64, ascending, the last ones of each of some of its
-    sequences, and those sequences with these queries alone, as `batch`; None if there are none."""
+    sequences, and those sequences with these queries alone, as `batch`; None if there are none. `groups` are those of
+    the step with these rows alone, empty ones included."""
 
     rows: torch.Tensor
     batch: PagedBatch | None
+    groups: tuple[StepGroup, ...] = ()
+
+
+class KeptQueries(NamedTuple):
+    """Queries of one layer, (R, Hq, D), ready for attention, and how the layer attends with them."""
+
+    queries: torch.Tensor
+    call: AttentionCall
+
+
+@dataclass(frozen=True)
+class QueryTap:
+    """Keeps the queries of some layers of a step, for whoever looks behind the step at what they attend to.
+
+    A captured step that keeps all rows launches nothing for that: their memory is not used again.
+
+    Attributes:
+        layers: which layers, numbered among those that attend.
+        rows: (R,) int64, of which tokens of the step; None for all.
+        kept: what the step has left, by layer, valid until it is computed again.
+    """
+
+    layers: frozenset[int]
+    rows: torch.Tensor | None = None
+    kept: dict[int, KeptQueries] = field(default_factory=dict)
+
+    def take(self, layer: int, queries: torch.Tensor, call: AttentionCall) -> None:
+        """Keep what is wanted of a layer's `queries` (T, Hq, D)."""
+        if layer in self.layers:
+            self.kept[layer] = KeptQueries(queries if self.rows is None else queries[self.rows], call)
 
 
 @dataclass(frozen=True)
@@ -36,9 +68,12 @@ class PagedStep:
     The layers note in `record` what they measure of the groups; `measured` has it when the step is computed.
 
     The last layer computes keys and values of all tokens, and all else for `wanted` only, if that is given: the model
-    then gives R rows for T. A model whose layers are not fused refuses it, and a step with groups has none.
+    then gives R rows for T. A model whose layers are not fused refuses it. `unmeasured` is that layer, whether it does
+    so in this step or not: of groups without a budget no kept mass is measured there.
 
     `states` are those of layers that keep one in place of keys and values; None for models without such layers.
+
+    `tap` keeps queries. Where rows are left out in the last layer, its rows have to be the wanted ones.
     """
 
     pages: KVPages
@@ -49,6 +84,8 @@ class PagedStep:
     states: StateStep | None = None
     record: StepRecord = field(default_factory=StepRecord)
     other_slots: torch.Tensor | None = None
+    unmeasured: int | None = None
+    tap: QueryTap | None = None
 
     def slots_of(self, layer: int) -> torch.Tensor:
         """(T,) int64, where each token's key and value go in the pages of a layer."""
@@ -63,14 +100,16 @@ class PagedStep:
         """The step of the wanted rows alone, of which there must be some."""
         assert self.wanted is not None
         assert self.wanted.batch is not None
-        assert not self.groups, "a step with groups computes all rows"
+        assert len(self.wanted.groups) == len(self.groups), "a group of the step has its place among the wanted rows"
         rows, others = self.wanted.rows, self.other_slots
         return replace(
             self,
             batch=self.wanted.batch,
             slots=self.slots[rows],
+            groups=self.wanted.groups,
             other_slots=None if others is None else others[:, rows],
             wanted=None,
+            tap=None if self.tap is None else replace(self.tap, rows=None),
         )
 
     @property

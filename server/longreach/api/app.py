@@ -72,7 +72,7 @@ def create_app(service: Service) -> FastAPI:
 
     def refused(record: RequestRecord) -> None:
         service.metrics.http(record.status, record.finish)
-        log.info("%s", record.line())
+        record.log(log)
 
     app.add_middleware(Door, settings=service.settings, refused=refused)
     return app
@@ -156,7 +156,7 @@ class RequestMiddleware:
         finally:
             held.close()
             self._service.metrics.http(record.status, record.finish)
-            log.log(logging.DEBUG if path in self._quiet else logging.INFO, "%s", record.line())
+            record.log(log, logging.DEBUG if path in self._quiet else logging.INFO)
 
     def _authenticate(self, raw_path: bytes, headers: dict[bytes, bytes], record: RequestRecord) -> None:
         if not self._service.keys:

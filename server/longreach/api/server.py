@@ -26,7 +26,7 @@ from longreach.api.http.listener import Listener
 from longreach.api.responses.in_background import begin_again
 from longreach.api.service.engine_protocol import StartEngine
 from longreach.api.service.first_request import first_request
-from longreach.api.service.output_pipe import LOG_FORMAT, unblocked_output
+from longreach.api.service.output_pipe import unblocked_output
 from longreach.api.service.reload import Reload
 from longreach.api.service.service import Phase, Service, wait_any
 from longreach.api.service.supervisor import keep_running
@@ -36,6 +36,7 @@ from longreach.engine.errors import EngineDeadError, EngineStartError
 from longreach.engine.messages import Started
 from longreach.errors import ConfigError, ModelFilesError, TokenizerError
 from longreach.setting_values import is_loopback
+from longreach.util.log_lines import configure_logging
 from longreach.util.memory import settle_garbage
 
 log = logging.getLogger(__name__)
@@ -51,8 +52,8 @@ _SEND_BUFFER_BYTES = 64 * 1024
 
 def run(settings: Settings, unknown_variables: list[str]) -> int:
     """Serve until a signal or the engine's death; return the process's exit status."""
-    with unblocked_output():
-        configure_logging(settings.log_level)
+    with unblocked_output(settings.log_format):
+        configure_logging(settings.log_level, settings.log_format)
         for name in unknown_variables:
             log.warning("%s sets nothing: there is no such setting", name)
         _allow_files(settings.max_connections + _OTHER_FILES)
@@ -123,15 +124,6 @@ async def _live(
         return EXIT_FAILED
     log.info("stopped")
     return EXIT_OK
-
-
-def configure_logging(level: str) -> None:
-    """Plain lines on stderr, for us; libraries speak from warnings on."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter(LOG_FORMAT))
-    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
-    for name in ("uvicorn", "asyncio", "httpcore2", "httpx2", "huggingface_hub", "filelock"):
-        logging.getLogger(name).setLevel(logging.WARNING)
 
 
 class _Server(uvicorn.Server):

@@ -35,10 +35,13 @@ class Model:
 
 @dataclass(frozen=True)
 class Running:
-    """A server that answers at `url`, and the seconds it took from its start; None where it ran before."""
+    """A server that answers at `url`; None where it ran before: the seconds that it took from its start, the file of
+    what it prints while it runs, and its process."""
 
     url: str
     start_s: float | None
+    log: Path | None = None
+    pid: int | None = None
 
 
 def is_url(target: str) -> bool:
@@ -130,7 +133,7 @@ def process(command: Sequence[str], environment: dict[str, str] | None = None) -
                     what = f"{' '.join(command[2:5])} did not start"
                     raise ValueError(f"{what}: {' / '.join(lines[-3:])[:600]}; all that it printed is in {kept}")
                 time.sleep(0.1)
-            yield Running(url, time.monotonic() - start)
+            yield Running(url, time.monotonic() - start, kept, child.pid)
         except Exception as error:
             error.add_note(f"what the server printed is in {kept}")
             raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ import orjson
 
 from longreach.chat.errors import ChatError, refusal
 from longreach.chat.kept_documents import KeptDocuments
+from longreach.chat.resumed_stream import DONE, ResumedStream
 
 _TIMEOUT = httpx.Timeout(10, read=600)
 
@@ -80,9 +82,11 @@ class ChatClient:
         api_key: str | None = None,
         transport: httpx.BaseTransport | None = None,
         clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
         self._clock = clock
+        self._sleep = sleep
         self._http = httpx.Client(base_url=url, headers=headers, timeout=_TIMEOUT, transport=transport)
         self.documents = KeptDocuments(self._http)
         try:
@@ -104,7 +108,8 @@ class ChatClient:
     def ask(
         self, messages: list[Message], max_tokens: int | None = None, attention: Any = None
     ) -> Generator[Reading | Words | Finished, None, None]:
-        """Send a conversation and yield what comes; the last is `Finished`. Closing it early ends the server's work.
+        """Send a conversation and yield what comes; the last is `Finished`. Closing it early ends the server's work. A
+        connection that breaks is made anew, and the answer goes on where it was.
 
         `attention` is a policy as the server takes it, a text or an object; None leaves it to the server.
 
@@ -122,21 +127,16 @@ class ChatClient:
             body["max_completion_tokens"] = max_tokens
         if attention is not None:
             body["attention"] = attention
-        try:
-            with self._http.stream("POST", "/v1/chat/completions", json=body) as response:
-                if response.status_code != 200:
-                    response.read()
-                    raise ChatError(refusal(response))
-                yield from self._events(response)
-        except httpx.HTTPError as error:
-            raise ChatError(f"the server went away: {error or type(error).__name__}") from None
+        stream = ResumedStream(self._http, "/v1/chat/completions", body, self._sleep)
+        with contextlib.closing(stream.events()) as events:
+            yield from self._told(events)
 
-    def _events(self, response: httpx.Response) -> Iterator[Reading | Words | Finished]:
+    def _told(self, events: Iterator[str]) -> Iterator[Reading | Words | Finished]:
         sent, first, finish, usage = self._clock(), None, None, {}
-        for line in response.iter_lines():
-            if not line.startswith("data: ") or line == "data: [DONE]":
+        for data in events:
+            if data == DONE:
                 continue
-            chunk = orjson.loads(line[6:])
+            chunk = orjson.loads(data)
             if "error" in chunk:
                 raise ChatError(chunk["error"]["message"])
             if progress := chunk.get("prompt_progress"):

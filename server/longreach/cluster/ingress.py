@@ -65,7 +65,7 @@ def create_ingress(settings: Settings, replicas: DeploymentHandle) -> ASGIApp:
     if settings.allowed_origins is not None:
         app = CORSMiddleware(app, **cors_options(settings.allowed_origins))
     # Serve's proxy puts the request's own id on every answer.
-    return Door(app, settings, refused=lambda record: log.info("%s", record.line()), echoes_id=False)
+    return Door(app, settings, refused=lambda record: record.log(log), echoes_id=False)
 
 
 class Ingress:

@@ -16,13 +16,13 @@ from ray import serve
 from starlette.types import Message
 
 from longreach.api.app import create_app
-from longreach.api.server import configure_logging
 from longreach.api.service.service import Phase, Service
 from longreach.api.service.supervisor import keep_running
 from longreach.cluster.forwarded import Forwarded
 from longreach.cluster.prompt_key import PromptKey
 from longreach.config import Settings
 from longreach.engine.client import EngineClient
+from longreach.util.log_lines import configure_logging
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class Replica:
         self._recent: OrderedDict[int, None] = OrderedDict()
         # The next request of a conversation may go to another replica, so none keeps it.
         self._settings = Settings(**settings).model_copy(update={"responses_store": "none", "documents": "none"})
-        configure_logging(self._settings.log_level)
+        configure_logging(self._settings.log_level, self._settings.log_format)
         self._service = Service(self._settings)
         self._app = create_app(self._service)
         self._resources = contextlib.AsyncExitStack()

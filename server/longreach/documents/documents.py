@@ -13,8 +13,8 @@ from longreach.documents.document import Document, NewDocument, State
 from longreach.documents.errors import NONE_KEPT, DocumentNotFoundError
 from longreach.documents.room import Limits
 from longreach.documents.store import DocumentStore, Page, Totals
-from longreach.errors import ConfigError, InvalidRequestError, UnavailableError, quoted
-from longreach.util.database_file import StoreFileError
+from longreach.errors import InvalidRequestError, UnavailableError, quoted
+from longreach.util.handover import AwaitedStore
 from longreach.util.work_pool import WorkPool
 
 log = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ class Documents:
     """
 
     def __init__(self, settings: Settings) -> None:
-        self._store: DocumentStore | None = None
+        self._kept: AwaitedStore[DocumentStore] | None = None
         self._pool = WorkPool("documents", 1)
         self.on_gone: Callable[[Document], None] | None = None
         self.totals = Totals()
@@ -58,16 +58,16 @@ class Documents:
             settings.documents_per_key,
             settings.documents_days * _SECONDS_A_DAY,
         )
-        try:
-            self._store = DocumentStore(path, limits)
-        except StoreFileError as error:
-            raise ConfigError(f"--documents: {quoted(settings.documents, 256)} cannot be used: {error}") from None
-        self.totals = self._store.totals
+        self._kept = AwaitedStore(
+            lambda: DocumentStore(path, limits), "--documents", settings.documents, waits=settings.handover
+        )
+        if self._kept.store is not None:
+            self.totals = self._kept.store.totals
 
     @property
     def enabled(self) -> bool:
         """Whether anything is kept."""
-        return self._store is not None
+        return self._kept is not None
 
     async def put(
         self, owner: str, new: NewDocument, contents: bytes, tokens: int | None = None
@@ -94,7 +94,7 @@ class Documents:
         Raises:
             DocumentNotFoundError: this owner has no such document.
         """
-        if self._store is None:
+        if self._kept is None:
             raise DocumentNotFoundError(document_id)
 
         def get(store: DocumentStore) -> Document:
@@ -131,7 +131,7 @@ class Documents:
         name: str | None = None,
     ) -> Page:
         """As `DocumentStore.page`."""
-        if self._store is None:
+        if self._kept is None:
             return Page([], more=False)
         return await self._do(lambda store: store.page(owner, limit, order, after, name), owner)
 
@@ -170,29 +170,34 @@ class Documents:
 
     async def delete(self, owner: str, document_id: str) -> Document:
         """As `DocumentStore.delete`."""
-        if self._store is None:
+        if self._kept is None:
             raise DocumentNotFoundError(document_id)
         return await self._do(lambda store: store.delete(owner, document_id), owner)
 
     async def unread(self) -> list[Document]:
         """As `DocumentStore.unread`; none where nothing is kept."""
-        return [] if self._store is None else await self._do(lambda store: store.unread(), "")
+        if self._kept is None:
+            return []
+        await self._kept.wait()
+        return await self._do(lambda store: store.unread(), "")
 
     async def stop(self) -> None:
         """Close the store once what was begun has been written."""
-        if self._store is not None:
-            await self._do(lambda store: store.close(), "", look=False)
-            self._store = None
+        if self._kept is not None:
+            self._kept.stop()
+            if self._kept.store is not None:
+                await self._do(lambda store: store.close(), "", look=False)
+            self._kept = None
         self._pool.close()
 
     async def _do(self, function: Callable[[DocumentStore], T], owner: str, *, look: bool = True) -> T:
-        if self._store is None:
+        if self._kept is None:
             raise InvalidRequestError(
                 f"`document`: {NONE_KEPT}; send the text itself, or start the server with --documents memory.",
                 param="document",
                 code="unsupported_value",
             )
-        store = self._store
+        store = await self._kept.get()
 
         def work() -> tuple[T | Exception, list[Document], Totals]:
             result: T | Exception

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 from longreach.engine.admission import Place
 from longreach.engine.errors import EngineDeadError, QueueFullError
 from longreach.engine.messages import Generate, Sampling, Started, Update
+from longreach.engine.rope_choice import factor_for
 from longreach.errors import UnavailableError
 from longreach.policies.values import DENSE, AttentionPolicy
 
@@ -86,6 +87,8 @@ class ReadAhead:
         """`attention` and `cache_salt` are those of the requests that will begin with the prompt, `caller` is who
         waits in the queue, and the ids of requests begin with `name`."""
         self.read_tokens = 0
+        self._expected = 0
+        self._rope_factor = 0.0
         self._engines = engines
         self._attention = attention
         self._cache_salt = cache_salt
@@ -122,6 +125,11 @@ class ReadAhead:
     def is_done(self) -> bool:
         """Whether nothing is read any more: all is, or it failed."""
         return self._task is not None and self._task.done()
+
+    def expect(self, tokens: int) -> None:
+        """The prompt will have so many tokens, about. Rotary frequencies go by that, where they go by the length: what
+        was read under others is read again."""
+        self._expected = tokens
 
     def feed(self, ids: Sequence[int]) -> None:
         """The prompt goes on so."""
@@ -176,12 +184,20 @@ class ReadAhead:
         unit = math.lcm(info.page_size, self._attention.query_tile)  # keys are chosen for whole tiles of queries
         while True:
             self._news.clear()
+            self._choose_table(info)
             length = min(len(self._ids), most) // unit * unit
             if self._ended or length > most - unit:
                 return length if length > self._sent else None
             if length - self._sent >= max(info.max_batched_tokens * _OF_CHUNK, len(self._ids) * _OF_PROMPT):
                 return length
             await self._news.wait()
+
+    def _choose_table(self, info: Started) -> None:
+        """Take the rotary table of the prompt as a whole; a request with a document takes the same by its length."""
+        known = len(self._ids) if self._ended else max(len(self._ids), self._expected)
+        factor = factor_for(info.rope_tables, known)
+        if factor != self._rope_factor:
+            self._rope_factor, self._sent, self.read_tokens = factor, 0, 0
 
     async def _read_up_to(self, engine: Engine, length: int) -> None:
         self._requests += 1
@@ -194,6 +210,7 @@ class ReadAhead:
             cache_salt=self._cache_salt,
             attention=self._attention,
             caller=self._caller,
+            rope_factor=self._rope_factor,
         )
         engine.admit({request.request_id: Place(length)}, self._attention, self._caller)
         try:

@@ -6,6 +6,7 @@ import asyncio
 import sys
 from array import array
 from collections import deque
+from typing import NoReturn
 
 from longreach.documents.read_ahead import ReadAhead
 from longreach.text.beginning import Beginning
@@ -34,6 +35,7 @@ class TextPipeline:
         self._ahead = ahead
         self._encoding: deque[asyncio.Task[list[int]]] = deque()
         self._error: Exception | None = None
+        self._failed = asyncio.Event()
 
     async def __aenter__(self) -> TextPipeline:
         """Nothing is begun yet."""
@@ -56,6 +58,16 @@ class TextPipeline:
         """
         for piece in self._text.cut(text):
             await self._begin(piece)
+
+    async def failed(self) -> NoReturn:
+        """Wait until the text cannot be taken, which may be while nothing more comes.
+
+        Raises:
+            TooManyTokensError: there are more tokens than there may be.
+        """
+        await self._failed.wait()
+        assert self._error is not None
+        raise self._error
 
     async def settle(self) -> Beginning | None:
         """No more is known of the text, which may go on: all ids that are certain are given out.
@@ -113,8 +125,9 @@ class TextPipeline:
                 continue
             try:
                 ids = self._text.count(piece.result())
-            except Exception as error:  # noqa: BLE001 - raised where more is fed
+            except Exception as error:  # noqa: BLE001 - raised where more is fed, and by `failed`
                 self._error = error
+                self._failed.set()
             else:
                 self.ids.extend(ids)
                 if self._ahead is not None:

@@ -170,6 +170,7 @@ class EngineClient:
         prompt: Sequence[int],
         cache_salt: str = "",
         attention: AttentionPolicy = DENSE,
+        rope_factor: float = 0.0,
         *,
         max_tokens: int = 1,
         answers: int = 1,
@@ -194,6 +195,7 @@ class EngineClient:
             priority=priority,
             flexible=flexible,
             attention=attention,
+            rope_factor=rope_factor,
         )
         return await self._lookouts.look(question, prompt, cache_salt, caller)
 
@@ -228,7 +230,14 @@ class EngineClient:
             if not finished and self.alive:
                 self._connection.write(Cancel(request.request_id))
 
-    async def pin(self, name: str, prompt: list[int], cache_salt: str = "", attention: AttentionPolicy = DENSE) -> None:
+    async def pin(
+        self,
+        name: str,
+        prompt: list[int],
+        cache_salt: str = "",
+        attention: AttentionPolicy = DENSE,
+        rope_factor: float = 0.0,
+    ) -> None:
         """Have what is cached of a prompt evicted last, until `unpin`, in place of what this name has pinned before.
 
         It is a preference, which is the engine's memory only: send it again whenever an engine has started. Without a
@@ -237,7 +246,7 @@ class EngineClient:
         Raises:
             EngineDeadError: the engine process is gone.
         """
-        await self._send(Pin(name, prompt, cache_salt, attention))
+        await self._send(Pin(name, prompt, cache_salt, attention, rope_factor))
 
     async def unpin(self, name: str) -> None:
         """End a pin, if there is one of this name.

@@ -11,6 +11,8 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
+from longreach_kernels.compile_beside import KernelsMissingError
+from longreach_kernels.compile_counts import CompileCounts
 
 from longreach.engine.errors import DeviceLostError, FailureKind
 from longreach.engine.kv_cache.offload_index import CacheMoves
@@ -19,6 +21,7 @@ from longreach.engine.messages import AttentionUse, DecodeUse, Failed, Generate,
 from longreach.engine.pair_count import PairCount
 from longreach.engine.requests.request import Constraint, Request
 from longreach.engine.requests.step_plan import Chunk, StepPlan
+from longreach.engine.rope_choice import contents_key
 from longreach.engine.sampling.sampler import NOT_A_NUMBER
 from longreach.engine.scheduling.forecast import NO_SIZES, EntrySizes, Forecaster
 from longreach.engine.scheduling.scheduler import Scheduler
@@ -62,12 +65,21 @@ class _InFlight(NamedTuple):
     since: float
 
 
+class _Compiling(NamedTuple):
+    """A request that computes nothing until its kernels are compiled."""
+
+    request: Request
+    kernels: KernelsMissingError
+    since: float
+
+
 class Engine:
     """A scheduler and a runner. `step` is the whole system: plan, launch, settle, report.
 
     Where the runner overlaps, a call launches one step and then settles the one before it, so that a device always has
     its next step. `clock` gives seconds; it measures steps, and dates arrivals and cancellations. `sizes` are those of
-    entries of the cache, which looks tell. `stats` and `step_seconds` may be read from another thread.
+    entries of the cache, which looks tell; `compiled` counts kernels. `stats` and `step_seconds` may be read from
+    another thread.
     """
 
     def __init__(
@@ -79,6 +91,7 @@ class Engine:
         policies: Policies | None = None,
         usage: Usage | None = None,
         sizes: EntrySizes = NO_SIZES,
+        compiled: CompileCounts | None = None,
     ) -> None:
         self.scheduler = scheduler
         self._pairs = PairCount() if pairs is None else pairs
@@ -86,8 +99,10 @@ class Engine:
         self._policies = policies
         self._usage = usage
         self._sizes = sizes
+        self._compiled = CompileCounts() if compiled is None else compiled
         self._clock = clock
         self._in_flight: _InFlight | None = None
+        self._compiling: list[_Compiling] = []
         self._step_began: float | None = None
         self._stored, self._restored = [0, 0], [0, 0]  # pages, states
         self.stats = self._take_stats()
@@ -146,7 +161,8 @@ class Engine:
 
     def pin(self, pin: Pin) -> None:
         """Evict what is cached of a prompt last; see `pinned_prompts`."""
-        self.scheduler.allocator.pinned.pin(pin.name, pin.prompt, pin.cache_salt, pin.attention.key)
+        contents = contents_key(pin.attention, pin.rope_factor)
+        self.scheduler.allocator.pinned.pin(pin.name, pin.prompt, pin.cache_salt, contents)
 
     def unpin(self, name: str) -> None:
         """End a pin, if there is one of this name."""
@@ -178,6 +194,7 @@ class Engine:
 
     def _step(self, start: float) -> list[Updates | Failed]:
         before, self._in_flight = self._in_flight, None
+        self._take_up_compiled(start)
         plan = self.scheduler.plan(start)
         news = self._move_pages()
         news += [] if plan is None else self._launch(plan, start)
@@ -186,8 +203,8 @@ class Engine:
         if self._in_flight is not None and not self._runner.overlaps:
             news += self._settle(self._in_flight)
             self._in_flight = None
-        if plan is None and before is None and self._disk_has_work:
-            time.sleep(_PAUSE_SECONDS)  # there is nothing to do until a file is written or read
+        if plan is None and before is None and (self._disk_has_work or self._compiling):
+            time.sleep(_PAUSE_SECONDS)  # there is nothing to do until a file is written or read, or a kernel compiled
         return news
 
     def _move_pages(self, *, is_last: bool = False) -> list[Updates | Failed]:
@@ -218,13 +235,34 @@ class Engine:
         for chunk in plan.chunks:
             if chunk.request.waited is None:
                 chunk.request.waited = start - chunk.request.arrived
-        chunks, result, failed = launch_apart(self._runner, plan)
-        if chunks:
-            launched = StepPlan(chunks)
-            self._in_flight = _InFlight(launched, result, start)
+        done = launch_apart(self._runner, plan)
+        if done.chunks:
+            launched = StepPlan(done.chunks)
+            self._in_flight = _InFlight(launched, done.result, start)
             self._pairs.add(launched)
             self.scheduler.advance(launched)
-        return self._fail(failed, _NOT_COMPUTED)
+        news = self._fail(list(done.failed), _NOT_COMPUTED)
+        if done.waiting:
+            news.append(self._wait_for_kernels([_Compiling(*waiting, start) for waiting in done.waiting]))
+        return news
+
+    def _wait_for_kernels(self, waiting: list[_Compiling]) -> Updates:
+        """Leave requests out of steps until the kernels that they need are compiled; what their callers are told."""
+        for one in waiting:
+            self.scheduler.hold_back(one.request)
+        self._compiling += waiting
+        return Updates([_progress(one.request, compiling=True) for one in waiting])
+
+    def _take_up_compiled(self, now: float) -> None:
+        """Let requests go on whose kernels are there."""
+        for one in self._compiling:
+            if one.kernels.is_done:
+                one.request.compiling = False
+                logger.info("request %s waited %.1f s for kernels", one.request.id, now - one.since)
+        self._compiling = [one for one in self._compiling if one.request.compiling and self._is_here(one.request)]
+
+    def _is_here(self, request: Request) -> bool:
+        return request.id in self.scheduler.running or request.id in self.scheduler.waiting
 
     def _settle(self, step: _InFlight) -> list[Updates | Failed]:
         """Wait for a step's end, record what it drew, and report it."""
@@ -310,8 +348,23 @@ class Engine:
             preemptions=scheduler.preemptions,
             causal_pairs=self._pairs.causal,
             computed_pairs=round(self._pairs.computed),
+            compiled_beside=dict(self._compiled.beside),
+            compiled_in_steps=dict(self._compiled.in_steps),
             disk=None if (disk := scheduler.allocator.disk) is None else disk.stats,
         )
+
+
+def _progress(request: Request, *, compiling: bool) -> Update:
+    """Where a request stands between two steps."""
+    return Update(
+        request_id=request.id,
+        prompt_tokens=request.prompt_tokens,
+        computed=min(request.computed, request.prompt_tokens),
+        cached=request.cached,
+        cached_host=request.hold.host_tokens,
+        cached_disk=request.hold.disk_tokens,
+        compiling=compiling,
+    )
 
 
 def _failures(requests: list[Request], message: str, kind: FailureKind = "internal") -> list[Updates | Failed]:
@@ -327,6 +380,7 @@ def _update(chunk: Chunk, length: int, use: AttentionUse | None, decode: DecodeU
     """What a step has done for a request of which `length` tokens were known before."""
     request = chunk.request
     known, request.logprobs = request.logprobs, {}  # what is left over belongs to drafts that did not stand
+    attended, request.attended = request.attended, {}
     return Update(
         request_id=request.id,
         prompt_tokens=request.prompt_tokens,
@@ -341,4 +395,5 @@ def _update(chunk: Chunk, length: int, use: AttentionUse | None, decode: DecodeU
         prompt_logprobs=[known[at] for at in chunk.scored],
         attention=use,
         decode=decode,
+        attended=[attended[at] for at in range(length, request.known) if at in attended],
     )

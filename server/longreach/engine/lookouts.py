@@ -13,6 +13,7 @@ from longreach.engine.errors import EngineDeadError
 from longreach.engine.kv_cache.prefix_cache import PageHasher
 from longreach.engine.looks import Look, Looked
 from longreach.engine.messages import Started
+from longreach.engine.rope_choice import contents_key
 
 # Looks of one caller that are made at once: the engine answers all that it has before its next step.
 _MOST_OF_ONE = 8
@@ -59,10 +60,11 @@ class Lookouts:
                 del self._turns[caller]
 
     async def _ask(self, question: Look, prompt: Sequence[int], cache_salt: str) -> Looked:
+        key = contents_key(question.attention, question.rope_factor)
         if len(prompt) > _AT_ONCE:
-            digests = await asyncio.to_thread(self._digests, prompt, cache_salt, question.attention.key)
+            digests = await asyncio.to_thread(self._digests, prompt, cache_salt, key)
         else:
-            digests = self._digests(prompt, cache_salt, question.attention.key)
+            digests = self._digests(prompt, cache_salt, key)
         if self._gone is not None:
             raise EngineDeadError(self._gone)
         number = next(self._numbers)
@@ -86,8 +88,8 @@ class Lookouts:
             if not future.done():
                 future.set_exception(EngineDeadError(reason))
 
-    def _digests(self, prompt: Sequence[int], salt: str, policy: str) -> bytes:
+    def _digests(self, prompt: Sequence[int], salt: str, key: str) -> bytes:
         digests: list[bytes] = []
         if self._hasher is not None:
-            self._hasher.extend(digests, prompt, salt, policy)
+            self._hasher.extend(digests, prompt, salt, key)
         return b"".join(digests)

@@ -15,8 +15,8 @@ class Look(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """A question about a request that is not sent: one of `prompt_tokens` tokens, whose full pages have these
     `digests`, of 32 bytes each, one behind the other; none without a prefix cache.
 
-    `max_tokens`, `priority`, `flexible` and `attention` are those of `Generate`; with so many `answers`, that share the
-    prompt.
+    `max_tokens`, `priority`, `flexible`, `attention` and `rope_factor` are those of `Generate`; with so many `answers`,
+    that share the prompt.
     """
 
     look_id: int
@@ -27,6 +27,7 @@ class Look(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     priority: int = 0
     flexible: bool = False
     attention: AttentionPolicy = DENSE
+    rope_factor: float = 0.0
 
 
 class Looked(msgspec.Struct, frozen=True, tag=True, kw_only=True):

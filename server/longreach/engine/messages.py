@@ -14,8 +14,10 @@ import msgspec
 from longreach.engine.cost_model import StepCost
 from longreach.engine.errors import FailureKind
 from longreach.engine.looks import Look, Looked
+from longreach.engine.rope_choice import RopeTable, contents_key
 from longreach.engine.stats import Stats
 from longreach.policies.values import DENSE, AttentionPolicy
+from longreach.util.log_lines import LogFormat
 
 FinishReason = Literal["stop", "length"]
 
@@ -44,6 +46,8 @@ class EngineConfig(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     model: str
     revision: str | None = None
     hf_overrides: dict[str, Any] = {}
+    log_format: LogFormat = "text"
+    rope_by_request: bool = False
     gguf_file: str | None = None
     tokenizer_eos_ids: list[int] = []
     device: str = "auto"
@@ -60,6 +64,7 @@ class EngineConfig(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     kv_offload_bytes: int = 0
     kv_disk: str | None = None
     kv_disk_bytes: int = 0
+    handover: bool = False
     state_cache_bytes: int | None = None
     gpu_memory_utilization: float = 0.9
     cuda_graphs: bool = True
@@ -128,6 +133,8 @@ class Generate(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     `flexible` request is read after all others, and no step is shortened for its answer. Callers take turns where
     grammars are compiled; `caller` says whose the request is. `drawn` are tokens of its answer that an engine which
     died has told: the answer goes on behind them as that of a preempted request does, and they are not told again.
+    Positions are turned by the table of `rope_factor`, one of `Started.rope_tables`; 0 where the engine has none. With
+    `places` it is told what of the prompt each token attended to.
     """
 
     request_id: str
@@ -146,6 +153,13 @@ class Generate(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     attention: AttentionPolicy = DENSE
     caller: str = ""
     drawn: list[int] = []
+    places: bool = False
+    rope_factor: float = 0.0
+
+    @property
+    def contents_key(self) -> str:
+        """What the contents of its pages depend on beside its tokens and its salt."""
+        return contents_key(self.attention, self.rope_factor)
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):
@@ -156,12 +170,13 @@ class Cancel(msgspec.Struct, frozen=True, tag=True):
 
 class Pin(msgspec.Struct, frozen=True, tag=True):
     """Evict what is cached of a prompt last, until `Unpin`, in place of what this name has pinned before. A prompt is
-    known by its token ids, the salt and the attention policy of the requests that begin with it."""
+    known by its token ids, and by the salt, the attention policy and the rotary table of requests that begin so."""
 
     name: str
     prompt: list[int]
     cache_salt: str = ""
     attention: AttentionPolicy = DENSE
+    rope_factor: float = 0.0
 
 
 class Unpin(msgspec.Struct, frozen=True, tag=True):
@@ -180,7 +195,9 @@ class Started(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     `quantization` names the formats of quantised weights; `weight_bytes` is what the weights take on one device.
     `state_slots` are for recurrent states, of which one takes `state_bytes`; a running request has two, and the others
     are copies that later ones start from. `digest_namespace` is what the digests of pages depend on beside a request;
-    None without a prefix cache.
+    None without a prefix cache. `rope_tables` are the rotary frequencies that requests choose from, shortest first;
+    none where there is nothing to choose. `start_phases` are the seconds of the start by what they went to.
+    In `attended_layers` layers it can be seen what an answer attends to.
     """
 
     max_model_len: int
@@ -207,6 +224,9 @@ class Started(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     state_slots: int = 0
     state_bytes: int = 0
     digest_namespace: list[str] | None = None
+    rope_tables: list[RopeTable] = []
+    start_phases: dict[str, float] = {}
+    attended_layers: int = 0
 
 
 class StartFailed(msgspec.Struct, frozen=True, tag=True):
@@ -227,6 +247,17 @@ class Logprob(msgspec.Struct, frozen=True, array_like=True):
     top_logprobs: list[float] = []
 
 
+class AttendedBlocks(msgspec.Struct, frozen=True, array_like=True):
+    """The blocks of 16 tokens of the prompt that one token of an answer attended to most, the best first, and their
+    scores: the sum over heads and some layers of the squared part of the softmax that lies on the block.
+
+    The first block and those of the prompt's last 32 tokens are left out.
+    """
+
+    blocks: list[int] = []
+    scores: list[float] = []
+
+
 class KeptMass(msgspec.Struct, frozen=True, kw_only=True):
     """The part of the dense softmax's mass that lies on the keys a policy lets be seen: mean, 5th percentile and least
     of the sampled `queries` of a prompt, over all heads of all layers that the policy changes."""
@@ -235,6 +266,26 @@ class KeptMass(msgspec.Struct, frozen=True, kw_only=True):
     mean: float
     p5: float
     least: float
+
+
+class FloorUse(msgspec.Struct, frozen=True, kw_only=True):
+    """What was found of a prompt under a floor of the kept mass, `min_mass`.
+
+    A row is a tile of queries, a KV head and a layer in which something could be left out; `drawn` queries of each were
+    looked at. The other fields are those of `longreach.engine.requests.floor_tests.FloorFound`.
+    """
+
+    min_mass: float
+    drawn: int
+    rows: int
+    widened: int
+    dense: int
+    kept_mean: float
+    kept_least: float
+    chosen_least: float
+    below: float
+    below_most: float
+    confidence: float
 
 
 class LayerCount(msgspec.Struct, frozen=True, array_like=True):
@@ -254,8 +305,9 @@ class AttentionUse(msgspec.Struct, frozen=True, kw_only=True):
     everything, and those with windows that the policy narrows. `other_pairs` are those of the other layers. The dense
     ones are those that the layers' own masks leave. They are of the part of the prompt that was computed, not found in
     the cache. FLOPs and bytes of keys and values are those of the tiles that were skipped, before any cache.
-    `kept_mass` is None where no layer is changed. Under a dynamic policy tiles are the kernel's own, of the layers
-    where they are chosen, and pairs follow from them.
+    `kept_mass` is None where no layer is changed whose mass is measured. Under a dynamic policy tiles are the kernel's
+    own, of the layers where they are chosen, and pairs follow from them; `unchosen` of them are in layers and spans
+    where choosing was not worth what it costs.
     """
 
     policy: AttentionPolicy
@@ -267,7 +319,9 @@ class AttentionUse(msgspec.Struct, frozen=True, kw_only=True):
     flops_saved: int
     kv_bytes_saved: int
     other_pairs: int = 0
+    unchosen: int = 0
     kept_mass: KeptMass | None = None
+    floor: FloorUse | None = None
 
 
 class DecodeUse(msgspec.Struct, frozen=True, kw_only=True):
@@ -277,7 +331,8 @@ class DecodeUse(msgspec.Struct, frozen=True, kw_only=True):
     those that were `read`. `kv_bytes_saved` are the bytes of the others, less those of the bounds that were read in
     their place. What was missed of the attention is at most `missed_mean` on average over tokens, layers and query
     heads, and nowhere more than `missed_max`. What was kept was measured on `sampled` of the tokens: `kept_mean` of the
-    dense softmax's mass, and nowhere less than `kept_least`.
+    dense softmax's mass, and nowhere less than `kept_least`. In a share of `whole_share` of tokens and layers all keys
+    were read, since the budget did not keep the policy's `min_mass` for certain.
     """
 
     policy: AttentionPolicy
@@ -290,6 +345,7 @@ class DecodeUse(msgspec.Struct, frozen=True, kw_only=True):
     sampled: int = 0
     kept_mean: float = 1.0
     kept_least: float = 1.0
+    whole_share: float = 0.0
 
 
 class Update(msgspec.Struct, frozen=True, kw_only=True):
@@ -302,6 +358,9 @@ class Update(msgspec.Struct, frozen=True, kw_only=True):
     `logprobs` has one for each of `tokens`, and `prompt_logprobs` those of the prompt's tokens that follow the ones
     already told; the prompt's first token has none. The update with the first token has the `attention` of a request
     that is not dense, and each one with tokens the `decode` of a request with a decode budget.
+
+    `compiling`: the request waits for kernels that are compiled beside the steps, until its next update. `attended` has
+    one for each of the `tokens` of a request that asked for places.
     """
 
     request_id: str
@@ -317,6 +376,8 @@ class Update(msgspec.Struct, frozen=True, kw_only=True):
     prompt_logprobs: list[Logprob] = []
     attention: AttentionUse | None = None
     decode: DecodeUse | None = None
+    compiling: bool = False
+    attended: list[AttendedBlocks] = []
 
 
 class Updates(msgspec.Struct, frozen=True, tag=True):

@@ -35,6 +35,9 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     keys (see `pair_count.PairCount`).
 
     On disk it has files of pages and states, and `disk` counts what has happened to them.
+
+    Since it was ready it has compiled kernels, by name: `compiled_beside` the steps, or `compiled_in_steps`, which
+    waited.
     """
 
     running: int = 0
@@ -55,4 +58,6 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     preemptions: int = 0
     causal_pairs: int = 0
     computed_pairs: int = 0
+    compiled_beside: dict[str, int] = {}
+    compiled_in_steps: dict[str, int] = {}
     disk: DiskStats | None = None

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Protocol
+from typing import NamedTuple, Protocol
+
+from longreach_kernels.compile_beside import KernelsMissingError
 
 from longreach.engine.errors import DeviceLostError
 from longreach.engine.kv_cache.offload_index import CacheMoves
@@ -38,6 +40,7 @@ class StepRunner(Protocol):
 
         Raises:
             DeviceLostError: nothing can be computed any more.
+            KernelsMissingError: kernels of the step are being compiled; nothing is broken.
         """
         ...
 
@@ -64,27 +67,58 @@ class StepRunner(Protocol):
         ...
 
 
-def launch_apart(runner: StepRunner, plan: StepPlan) -> tuple[tuple[Chunk, ...], Result, list[Request]]:
+class Launched(NamedTuple):
+    """What has become of a plan.
+
+    Attributes:
+        chunks: those that were launched.
+        result: theirs.
+        failed: requests that cannot be computed.
+        waiting: requests that wait for kernels, and what says when they are there.
+    """
+
+    chunks: tuple[Chunk, ...] = ()
+    result: Result = dict
+    failed: tuple[Request, ...] = ()
+    waiting: tuple[tuple[Request, KernelsMissingError], ...] = ()
+
+    def beside(self, other: Launched) -> Launched:
+        """Both together."""
+        first, second = self.result, other.result
+        return Launched(
+            self.chunks + other.chunks,
+            lambda: first() | second(),
+            self.failed + other.failed,
+            self.waiting + other.waiting,
+        )
+
+
+def launch_apart(runner: StepRunner, plan: StepPlan) -> Launched:
     """Launch a plan; if that fails, its halves, and so on down to the requests that fail alone.
 
-    Returns the chunks that were launched, their result, and the requests that failed. Of a step of n requests of which
-    one is bad, about 2 log2(n) parts are launched again; a step that was too large for the memory goes on in two.
+    Of a step of n requests of which one is bad, about 2 log2(n) parts are launched again; a step that was too large for
+    the memory goes on in two. Where kernels are missing, the first policy's requests are apart from the others first:
+    most often they are dense, and miss none.
 
     Raises:
         DeviceLostError: as `StepRunner.launch` and `StepRunner.recover`.
     """
+    requests = [chunk.request for chunk in plan.chunks]
+    middle = len(requests) // 2
     try:
-        return plan.chunks, runner.launch(plan), []
+        return Launched(plan.chunks, runner.launch(plan))
     except DeviceLostError:
         raise
+    except KernelsMissingError as missing:
+        if len(requests) == 1:
+            return Launched(waiting=((requests[0], missing),))
+        (_, alike), *others = plan.groups
+        middle = len(alike) if others else middle
     except Exception:  # whatever it was: a kernel, the memory, the sampling of one row
-        requests = [chunk.request for chunk in plan.chunks]
         shown = ", ".join(request.id for request in requests[:8]) + (", ..." if len(requests) > 8 else "")
         logger.exception("a step of %d tokens failed (requests: %s)", plan.num_tokens, shown)
-    runner.recover()
-    if len(requests) == 1:
-        return (), dict, requests
-    middle = len(requests) // 2
-    first, first_result, first_failed = launch_apart(runner, StepPlan(plan.chunks[:middle]))
-    second, second_result, second_failed = launch_apart(runner, StepPlan(plan.chunks[middle:]))
-    return first + second, lambda: first_result() | second_result(), first_failed + second_failed
+        runner.recover()
+        if len(requests) == 1:
+            return Launched(failed=(requests[0],))
+    first, second = StepPlan(plan.chunks[:middle]), StepPlan(plan.chunks[middle:])
+    return launch_apart(runner, first).beside(launch_apart(runner, second))

@@ -87,13 +87,14 @@ class Unread:
 
 def _joined(first: Update, second: Update) -> Update:
     """Two updates as one, whose lists are those of the first."""
-    for name in ("tokens", "logprobs", "prompt_logprobs"):
+    for name in ("tokens", "logprobs", "prompt_logprobs", "attended"):
         getattr(first, name).extend(getattr(second, name))
     return msgspec.structs.replace(
         second,
         tokens=first.tokens,
         logprobs=first.logprobs,
         prompt_logprobs=first.prompt_logprobs,
+        attended=first.attended,
         attention=second.attention or first.attention,
         decode=second.decode or first.decode,
     )
@@ -102,7 +103,8 @@ def _joined(first: Update, second: Update) -> Update:
 def _size(update: Update) -> int:
     """About what an update takes."""
     scores = _scores(update.logprobs) + _scores(update.prompt_logprobs)
-    return _UPDATE_BYTES + _TOKEN_BYTES * len(update.tokens) + scores
+    blocks = sum(len(told.blocks) for told in update.attended)
+    return _UPDATE_BYTES + _TOKEN_BYTES * len(update.tokens) + scores + _TOP_BYTES * blocks
 
 
 def _scores(scores: list[Logprob]) -> int:

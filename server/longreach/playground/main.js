@@ -38,6 +38,7 @@ function options() {
     maxTokens: byId("max-tokens").valueAsNumber || 256,
     temperature: readTemperature(),
     form: byId("form").value,
+    places: byId("places").checked,
   };
 }
 

@@ -1,8 +1,9 @@
 /** The needle test: a map of lengths and depths whose cells fill as the answers come. */
 
+import { postEvents } from "./events.js";
 import { fresh, haystack, sampleText } from "./haystack.js";
 import { pieceOf, requestFor } from "./prompt.js";
-import { postEvents, Refusal } from "./server.js";
+import { Refusal } from "./server.js";
 import { countTokens } from "./tokens.js";
 import { announce, byId, count, duration, element, tell } from "./words.js";
 
@@ -75,7 +76,7 @@ export class NeedlePanel {
       const characters = (cell.length - MARGIN_TOKENS) * charactersPerToken * SHARE;
       const hidden = haystack(characters, cell.depth, draw);
       map.begin(cell);
-      const options = { ...context.options, temperature: 0, maxTokens: ANSWER_TOKENS };
+      const options = { ...context.options, temperature: 0, maxTokens: ANSWER_TOKENS, places: false };
       const { path, body } = requestFor({ ...context, ...hidden, options });
       const started = performance.now();
       let answer = "";

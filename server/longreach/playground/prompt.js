@@ -12,6 +12,7 @@ export function requestFor({ model, text, document = null, question, turns = [],
     stream: true,
     stream_options: { include_usage: true, continuous_usage_stats: true },
     return_progress: true,
+    ...(options.places ? { return_places: true } : {}),
     ...(document ? { document } : {}),
     ...(attention ? { attention } : {}),
   };

@@ -1,4 +1,4 @@
-/** The server that this page came from: JSON, streams of events, and every failure in words. */
+/** The server that this page came from: JSON, texts, and every failure in words. `events.js` has its streams. */
 
 const KEY = "longreach-api-key";
 
@@ -56,48 +56,14 @@ export function postText(path, text, onProgress) {
   });
 }
 
-/**
- * The chunks of a streamed answer, parsed; returns after `[DONE]`.
- * Throws a Refusal if the server refuses, fails midway or goes away, and an AbortError when `signal` aborts.
- */
-export async function* postEvents(path, body, signal) {
-  const response = await post(path, body, signal);
-  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
-  let rest = "";
-  try {
-    while (true) {
-      const { done, value } = await read(reader);
-      if (done) throw new Refusal("The answer broke off: the server ended the connection.");
-      const lines = (rest + value).split("\n");
-      rest = lines.pop();
-      for (const line of lines) {
-        if (!line.startsWith("data: ")) continue;
-        if (line === "data: [DONE]") return;
-        const chunk = JSON.parse(line.slice(6));
-        if (chunk.error) throw new Refusal(chunk.error.message, { status: 200, code: chunk.error.code });
-        yield chunk;
-      }
-    }
-  } finally {
-    await reader.cancel().catch(() => undefined); // a stream that has failed already cannot be cancelled
-  }
-}
-
-async function read(reader) {
-  try {
-    return await reader.read();
-  } catch (error) {
-    if (error.name === "AbortError") throw error;
-    throw new Refusal("The answer broke off: the connection to the server was lost.");
-  }
-}
-
-function post(path, body, signal) {
-  const headers = { "content-type": "application/json" };
+/** Send a body as JSON, with more `headers`; the response, if it is none of a refusal. */
+export function post(path, body, signal, more = {}) {
+  const headers = { "content-type": "application/json", ...more };
   return call(path, { method: "POST", headers, body: JSON.stringify(body), signal });
 }
 
-async function call(path, options) {
+/** As `fetch`, with the API key, if there is one. Throws a Refusal if the server refuses or does not answer. */
+export async function call(path, options) {
   const key = sessionStorage.getItem(KEY);
   const headers = { ...options.headers, ...(key ? { authorization: `Bearer ${key}` } : {}) };
   let response;

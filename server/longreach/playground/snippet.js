@@ -13,7 +13,7 @@ export function asCurl({ url, path, body, text, file, needsKey }) {
 
 /** A program with the `openai` client that prints the answer. Fields that are not OpenAI's go into `extra_body`. */
 export function asPython({ url, path, body, text, file, needsKey }) {
-  const { return_progress: progress, attention, document, stream_options: options, ...own } = body;
+  const { return_progress: progress, return_places: places, attention, document, stream_options: options, ...own } = body;
   const extra = attention || document ? { ...(document ? { document } : {}), ...(attention ? { attention } : {}) } : null;
   const isChat = path.includes("chat");
   const isLong = text.length > INLINE_CHARACTERS;

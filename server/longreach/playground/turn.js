@@ -1,7 +1,9 @@
 /** One question on the page: how far the document has been read, the answer as it comes, and what it took. */
 
+import { postEvents } from "./events.js";
+import { Places } from "./places.js";
 import { pieceOf } from "./prompt.js";
-import { postEvents, Refusal } from "./server.js";
+import { Refusal } from "./server.js";
 import { Sparkline } from "./sparkline.js";
 import { Timing } from "./timing.js";
 import { announce, count, duration, element, percent } from "./words.js";
@@ -133,7 +135,8 @@ export class Turn {
     if (this.timing.firstToken !== null) this.#draw();
     this.bar.classList.toggle("ended", true);
     if (this.finishReason === "length") this.#note("Cut off at the longest answer that Options allow.");
-    this.#quoteFrom(documentText);
+    if (this.usage?.places?.length) this.#showPlaces(this.usage.places, documentText);
+    else this.#quoteFrom(documentText);
     if (this.usage?.attention) this.#showAttention(this.usage.attention);
   }
 
@@ -160,6 +163,14 @@ export class Turn {
     for (const { share, before, words, after } of places) {
       this.quotes.append(element("p", {}, `At ${percent(share)} of the document: \u201c${before}`, element("mark", {}, words), `${after}\u201d`));
     }
+  }
+
+  /** Let the reader point at a sentence to see what it attended to. */
+  #showPlaces(found, documentText) {
+    const places = new Places(this.answer.trimStart(), found, documentText);
+    const notes = this.text.querySelectorAll(".note");
+    this.text.replaceChildren(...places.sentences, ...notes);
+    this.quotes.append(places.node);
   }
 
   #showAttention(attention) {

@@ -1,6 +1,7 @@
 """Reads attention policies: from a request's JSON, from a URL, and from the short form.
 
-In the short form, `window:4096:4`, the parts are the parameters in order.
+In the short form, `window:4096:4`, the parts are the parameters in order; a part may name its parameter, as in
+`dynamic:min_mass=0.98`, and no part without a name follows it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pydantic_core import InitErrorDetails
 from longreach.policies.schemas import BY_NAME, PolicySchema
 from longreach.util.strict_models import invalid
 
-SHORT_FORM = re.compile(r"[a-z_]{1,32}(:[0-9a-z.,]{1,2048}){0,8}")
+SHORT_FORM = re.compile(r"[a-z_]{1,32}(:([a-z_]{1,32}=)?[0-9a-z.,]{1,2048}){0,8}")
 
 
 def policy_of(value: object) -> PolicySchema:
@@ -30,6 +31,13 @@ def policy_of(value: object) -> PolicySchema:
     name = value.get("policy")
     if not isinstance(name, str) or name not in BY_NAME:
         raise _fault("policy", f"must be one of {', '.join(BY_NAME)}", name)
+    if "min_mass" in value and "min_mass" not in BY_NAME[name].model_fields:
+        raise _fault(
+            "min_mass",
+            f"`{name}` leaves out the same keys whatever they weigh and cannot keep a share of the mass; take the "
+            "policy dynamic, or leave min_mass out",
+            value["min_mass"],
+        )
     return BY_NAME[name].model_validate(value)
 
 
@@ -54,7 +62,19 @@ def _from_text(text: str) -> dict[str, Any]:
     if kind is not None and len(parts) > len(names):
         shape = ":".join([name, *(part.upper() for part in names)])
         raise invalid(f"`{name}` has {len(names)} parameters: {shape}")
-    return {"policy": name} | {key: _typed(kind, key, part) for key, part in zip(names, parts, strict=False)}
+    given: dict[str, Any] = {"policy": name}
+    named = False
+    for place, part in enumerate(parts):
+        key, sign, value = part.rpartition("=")
+        if named and not sign:
+            raise invalid(f"`{part}` stands behind a part with a name; name it too, as in {name}:PARAMETER={part}")
+        named = bool(sign)
+        if not named:
+            key = names[place] if place < len(names) else part
+        if key in given:
+            raise invalid(f"`{key}` is given twice")
+        given[key] = _typed(kind, key, value)
+    return given
 
 
 def _typed(kind: type[PolicySchema] | None, name: str, text: str) -> object:

@@ -73,6 +73,11 @@ class RequestPolicy(Policy, frozen=True):
         """Keys that a token of the answer reads at most in each KV head of a layer; None for all."""
         return None
 
+    @property
+    def answer_sees_all(self) -> bool:
+        """Whether the tokens of the answer, and the prompt's last one, see all keys in every layer that does."""
+        return False
+
     def at(self, position: int, prompt_tokens: int) -> StepPolicy:
         """What the query at `position` is computed under, after a prompt of `prompt_tokens`."""
         del position, prompt_tokens
@@ -98,6 +103,10 @@ class Dense(RequestPolicy, frozen=True, tag="dense"):
 
     is_dense: ClassVar[bool] = True
     has_mask: ClassVar[bool] = False
+
+    @property
+    def answer_sees_all(self) -> bool:
+        return True
 
     def visible(self) -> Visible:
         return ALL
@@ -222,6 +231,14 @@ class Dynamic(RequestPolicy, frozen=True, tag="dynamic"):
             "on short prefixes, choosing costs what it saves."
         ),
     ] = 8192
+    min_mass: Annotated[
+        Annotated[float, Meta(ge=0.01, le=0.9999)] | None,
+        Meta(
+            description="Share of dense attention's mass that drawn queries of a tile keep; where one would not, the "
+            "tile reads more, or all. A token within a `decode_budget` keeps it in each layer for certain, or reads "
+            "all. `usage.attention.guarantee` says what was found."
+        ),
+    ] = None
 
     def __post_init__(self) -> None:
         given = [name for name in ("recall", "density", "speedup") if getattr(self, name) is not None]
@@ -242,12 +259,16 @@ class Dynamic(RequestPolicy, frozen=True, tag="dynamic"):
     def answer_budget(self) -> int | None:
         return self.decode_budget
 
+    @property
+    def answer_sees_all(self) -> bool:
+        return self.decode_budget is None
+
     def at(self, position: int, prompt_tokens: int) -> StepPolicy:
         if position < prompt_tokens:
             return self
-        return (
-            DENSE if self.decode_budget is None or position < self.decode_budget else SparseDecode(self.decode_budget)
-        )
+        if self.decode_budget is None or position < self.decode_budget:
+            return DENSE
+        return SparseDecode(self.decode_budget, self.min_mass)
 
     def borders(self, prompt_tokens: int) -> tuple[int, ...]:
         # Without a budget there is none: what follows a prompt that chose its keys then sees all anyway.
@@ -262,12 +283,14 @@ class Dynamic(RequestPolicy, frozen=True, tag="dynamic"):
 
 
 class SparseDecode(Policy, frozen=True, tag="sparse_decode"):
-    """What a token of an answer is computed under that reads at most `budget` keys in each KV head of a layer. No
-    request names it: it follows from a policy's `answer_budget`."""
+    """What a token of an answer is computed under that reads at most `budget` keys in each KV head of a layer, or in
+    a layer all of them where that does not keep `min_mass` for certain. No request names it: it follows from a policy's
+    `answer_budget`."""
 
     has_mask: ClassVar[bool] = False
 
     budget: int
+    min_mass: float | None = None
 
     def visible(self) -> Visible:
         return Visible(self.budget, _BOUNDS_SHARE)  # and the bounds of all blocks

@@ -29,18 +29,19 @@ class Place(NamedTuple):
 
 
 class Span(NamedTuple):
-    """Characters `start` to `end` of a prompt come from `place`."""
+    """Characters `start` to `end` of a prompt come from `place`, whose text has so many `blanks` before them."""
 
     start: int
     end: int
     place: Place
+    blanks: int = 0
 
 
 class PlaceMarks:
     """Marks around the texts of one chat."""
 
     def __init__(self) -> None:
-        self._places: list[Place] = []
+        self._places: list[tuple[Place, int]] = []  # and the blanks before its marks
 
     def around_messages(self, messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """Messages as templates read them, with marks around their words, reasoning, and arguments of calls."""
@@ -63,7 +64,7 @@ class PlaceMarks:
         the last of them."""
         pieces: list[str] = []
         spans: list[Span] = []
-        begun: tuple[int, Place] | None = None
+        begun: tuple[int, tuple[Place, int]] | None = None
         length = last = 0
         for mark in _MARK.finditer(marked):
             pieces.append(marked[last : mark.start()])
@@ -71,10 +72,10 @@ class PlaceMarks:
             if mark[1] is not None:
                 begun = length, self._places[int(mark[1].translate(_FROM_DIGITS))]
             elif begun is not None:
-                start, place = begun
+                start, (place, blanks) = begun
                 if spans and place.field == "tools" and spans[-1].place == place:
                     start = spans.pop().start
-                spans.append(Span(start, length, place))
+                spans.append(Span(start, length, place, blanks))
                 begun = None
         pieces.append(marked[last:])
         return "".join(pieces), spans
@@ -107,9 +108,9 @@ class PlaceMarks:
         core = text.strip()
         if not core:
             return text
-        self._places.append(place)
-        name = str(len(self._places) - 1).translate(_TO_DIGITS)
         start = text.index(core)
+        self._places.append((place, start))
+        name = str(len(self._places) - 1).translate(_TO_DIGITS)
         return f"{text[:start]}{_OPEN}{name}{_OPEN}{core}{_CLOSE}{text[start + len(core) :]}"
 
 

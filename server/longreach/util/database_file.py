@@ -14,10 +14,14 @@ class StoreFileError(Exception):
     """The database's file cannot be used; the message says why."""
 
 
+class FileInUseError(StoreFileError):
+    """Another process has the database's file open."""
+
+
 def file_error(error: Exception) -> StoreFileError:
     """What the operator is told of an error at the start."""
     if "locked" in str(error):
-        return StoreFileError("another server has it open")
+        return FileInUseError("another server has it open")
     cure = "; without the file, the server makes a new one" if isinstance(error, sqlite3.DatabaseError) else ""
     return StoreFileError(f"{error}{cure}")
 

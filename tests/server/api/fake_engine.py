@@ -11,7 +11,7 @@ import msgspec
 from longreach.engine.admission import Admission, Place
 from longreach.engine.errors import EngineDeadError, QueueFullError, RequestFailedError
 from longreach.engine.looks import Looked
-from longreach.engine.messages import EngineConfig, Generate, Logprob, Started, Update
+from longreach.engine.messages import AttendedBlocks, EngineConfig, Generate, Logprob, Started, Update
 from longreach.engine.stats import Stats
 from longreach.policies.values import DENSE, AttentionPolicy
 
@@ -40,6 +40,8 @@ def started(max_model_len: int = 65536, vocab_size: int = 400) -> Started:
         backend_reason="a test",
         load_seconds=0.1,
         state_bytes=100_000,
+        attended_layers=2,
+        start_phases={"load weights": 0.1},
     )
 
 
@@ -50,7 +52,8 @@ class EchoEngine:
     may be set from another thread, which is why they are polled. `failure` is raised in place of the next token, `full`
     in place of taking a request; `cached` is said to have been cached of each prompt, and of that `tiers` in host
     memory and on disk. `admission` counts what waits; nobody reaches its bounds unless a test sets others. An update
-    has `burst` tokens, as with speculation.
+    has `burst` tokens, as with speculation. Of requests that ask, a token attended to what `attends(request, count)`
+    says, the count being 1 for the first.
     """
 
     def __init__(self, info: Started | None = None, prefill_chunk: int = 8) -> None:
@@ -71,9 +74,11 @@ class EchoEngine:
             restored_states=2,
             causal_pairs=100,
             computed_pairs=40,
+            compiled_beside={"forward_kernel": 2},
         )
         self.on_death: Callable[[], None] | None = None
         self.answer: Callable[[Generate], list[int]] = lambda request: [token for token in request.prompt if token]
+        self.attends: Callable[[Generate, int], AttendedBlocks] = lambda request, count: AttendedBlocks()
         self.hold_prefill = False
         self.hold_decode_after: int | None = None
         self.failure: Exception | None = None
@@ -88,6 +93,8 @@ class EchoEngine:
         self.callers: list[str] = []
         self.looked: Looked | None = None
         self.looks: list[tuple[list[int], str, AttentionPolicy]] = []
+        self.look_factors: list[float] = []
+        self.pin_factors: list[float] = []
         self.running: set[str] = set()
         self.cancelled: list[str] = []
         self.pins: dict[str, tuple[list[int], str, AttentionPolicy]] = {}
@@ -141,9 +148,17 @@ class EchoEngine:
         """As `EngineClient.seconds_to_read`: a minute."""
         return 60.0
 
-    async def pin(self, name: str, prompt: list[int], cache_salt: str = "", attention: AttentionPolicy = DENSE) -> None:
+    async def pin(
+        self,
+        name: str,
+        prompt: list[int],
+        cache_salt: str = "",
+        attention: AttentionPolicy = DENSE,
+        rope_factor: float = 0.0,
+    ) -> None:
         """As `EngineClient.pin`."""
         self.pins[name] = (prompt, cache_salt, attention)
+        self.pin_factors.append(rope_factor)
 
     async def unpin(self, name: str) -> None:
         """As `EngineClient.unpin`."""
@@ -154,6 +169,7 @@ class EchoEngine:
         prompt: Sequence[int],
         cache_salt: str = "",
         attention: AttentionPolicy = DENSE,
+        rope_factor: float = 0.0,
         *,
         max_tokens: int = 1,
         answers: int = 1,
@@ -165,6 +181,7 @@ class EchoEngine:
         if not self.alive:
             raise EngineDeadError("the engine process is not running")
         self.looks.append((list(prompt), cache_salt, attention))
+        self.look_factors.append(rope_factor)
         if self.looked is not None:
             return msgspec.structs.replace(self.looked, total=len(prompt))
         host, disk = self.tiers
@@ -235,6 +252,9 @@ class EchoEngine:
                 waited=self.waited,
                 logprobs=[] if request.logprobs is None else [_logprob(one, request.logprobs) for one in burst],
                 prompt_logprobs=_prompt_logprobs(request) if count <= self.burst else [],
+                attended=[self.attends(request, count - len(burst) + i + 1) for i in range(len(burst))]
+                if request.places
+                else [],
             )
             burst = []
             if finish is not None:

@@ -15,11 +15,12 @@ import logging
 import sys
 
 import uvloop
-from longreach.api.server import configure_logging, serve
+from longreach.api.server import serve
 from longreach.api.service.output_pipe import unblocked_output
 from longreach.config import load_settings
 from longreach.engine.errors import EngineStartError, not_started
 from longreach.engine.messages import EngineConfig
+from longreach.util.log_lines import configure_logging
 
 from tests.server.api.fake_engine import EchoEngine
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+import sqlite3
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -59,7 +61,7 @@ def test_what_a_killed_server_was_making_is_made_by_the_next(make: Make, tmp_pat
         crash(server, tmp_path)
         plain, request = ended(server, begun), server.engine.requests[-1]
         close(server)
-    with make("after") as server:
+    with make("after", handover=True) as server:
         waiting = state(server, begun)
         assert (waiting["status"], waiting["output"], waiting["error"]) == ("queued", [], None)
         go_on(server)
@@ -166,3 +168,23 @@ def test_a_server_that_ends_leaves_it_to_the_next(make: Make) -> None:
         go_on(server)
         assert ended(server, begun)["status"] == "completed"
         close(server)
+
+
+def test_what_one_server_leaves_when_it_ends_is_made_by_the_one_that_waits(make: Make, tmp_path: Path) -> None:
+    with make("before") as old:
+        old.engine.hold_decode_after = 3
+        begun = begin(old)
+        eventually(lambda: state(old, begun)["status"] == "in_progress")
+        crash(old, tmp_path)
+        close(old)
+        database = sqlite3.connect(tmp_path / "after" / "responses.db")
+        database.execute("PRAGMA locking_mode = EXCLUSIVE")
+        database.execute("BEGIN EXCLUSIVE")
+        with make("after", handover=True) as new:
+            going_on = asyncio.run_coroutine_threadsafe(begin_again(new.service), new.loop)
+            time.sleep(0.1)
+            assert not new.engine.requests
+            database.close()
+            going_on.result(10)
+            assert ended(new, begun)["status"] == "completed"
+            close(new)

@@ -9,6 +9,7 @@ from typing import Any
 
 import orjson
 import pytest
+from longreach.documents import text_pipeline
 from longreach.documents.read_ahead import ReadAhead
 from longreach.text import growing_text
 
@@ -28,6 +29,13 @@ def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def server(make_server: Callable[..., LiveServer]) -> Iterator[LiveServer]:
+    with make_server(max_model_len=4096, template=CHAT, body_timeout=20) as live:
+        yield live
+
+
+@pytest.fixture
+def hasty(make_server: Callable[..., LiveServer]) -> Iterator[LiveServer]:
+    """A server that gives senders half a second."""
     with make_server(max_model_len=4096, template=CHAT, body_timeout=0.5) as live:
         yield live
 
@@ -195,21 +203,21 @@ def test_the_same_text_is_kept_once(server: LiveServer) -> None:
     assert len(listed(server)) == 1
 
 
-def test_an_upload_has_time_while_it_comes(server: LiveServer) -> None:
-    sender = Sender(server, "name=book")
+def test_an_upload_has_time_while_it_comes(hasty: LiveServer) -> None:
+    sender = Sender(hasty, "name=book")
     for _ in range(6):  # longer than --body-timeout
         sender.send(SENTENCE * 20)
         time.sleep(0.15)
     assert sender.answer()[0] == 201
 
 
-def test_an_upload_that_stops_is_given_up(server: LiveServer) -> None:
-    sender = Sender(server, "name=book")
+def test_an_upload_that_stops_is_given_up(hasty: LiveServer) -> None:
+    sender = Sender(hasty, "name=book")
     sender.send(SENTENCE * 20)
-    eventually(lambda: bool(listed(server)))
+    eventually(lambda: bool(listed(hasty)))
     status, body = sender.answer(end=False)
     assert (status, body["error"]["code"]) == (408, "request_timeout")
-    eventually(lambda: not listed(server))
+    eventually(lambda: not listed(hasty))
 
 
 def test_a_text_with_too_many_tokens_is_refused_on_the_way(server: LiveServer) -> None:
@@ -219,6 +227,18 @@ def test_a_text_with_too_many_tokens_is_refused_on_the_way(server: LiveServer) -
     status, body = sender.answer(end=False)
     assert (status, body["error"]["code"]) == (400, "context_length_exceeded")
     assert body["error"]["n_prompt_tokens_at_least"] < 5000
+    assert not listed(server)
+
+
+def test_a_text_with_too_many_tokens_is_refused_while_its_sender_rests(
+    server: LiveServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing more has to come for that to be told."""
+    monkeypatch.setattr(text_pipeline, "_SIDE_BY_SIDE", 1000)  # all of it is being encoded when it ends
+    sender = Sender(server, "name=book")
+    sender.send(SENTENCE * 400)
+    status, body = sender.answer(end=False)
+    assert (status, body["error"]["code"]) == (400, "context_length_exceeded")
     assert not listed(server)
 
 

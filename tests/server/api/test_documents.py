@@ -17,6 +17,7 @@ from longreach.engine.errors import RequestFailedError
 from longreach.engine.looks import Looked
 from longreach.errors import ConfigError
 from longreach.text.tokenizer import Tokenizer
+from longreach.util import handover
 
 from tests.server.api.conftest import MODEL, LiveServer, eventually
 from tests.server.api.fake_engine import EchoEngine, started
@@ -224,6 +225,31 @@ def test_documents_outlive_the_server(make_server: Callable[..., LiveServer], mo
         eventually(lambda: set(server.engine.pins) == {pinned["id"]})
         assert len(server.engine.requests) == 2  # the pinned one and the unread one
         asyncio.run_coroutine_threadsafe(server.service.documents.stop(), server.loop).result(10)
+
+
+def test_a_server_waits_for_the_documents_of_one_that_ends(
+    make_server: Callable[..., LiveServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rolling update: the new one answers before the old one has ended, which still answers from its file."""
+    path = str(tmp_path / "documents.db")
+    with make_server(template=TEMPLATE, documents=path) as old:
+        kept = upload(old, name="contract", pin=True)
+        with make_server(template=TEMPLATE, documents=path, handover=True) as new:
+            new.call(new.service.document_reader.start)
+            assert new.complete(max_tokens=1).status_code == 200
+            with monkeypatch.context() as patched:
+                patched.setattr(handover, "_WAIT_SECONDS", 0.05)
+                refused = new.complete(document="contract", max_tokens=1)
+                assert (refused.status_code, refused.json()["error"]["code"]) == (503, "store_in_use")
+                assert refused.headers["Retry-After"] == "5"
+            assert get(old, kept)["state"] == "ready"
+            with ThreadPoolExecutor(1) as pool:
+                waiting = pool.submit(new.complete, document="contract", max_tokens=1)
+                asyncio.run_coroutine_threadsafe(old.service.document_reader.stop(), old.loop).result(10)
+                asyncio.run_coroutine_threadsafe(old.service.documents.stop(), old.loop).result(10)
+                assert waiting.result(30).status_code == 200
+            eventually(lambda: set(new.engine.pins) == {kept["id"]})
+            asyncio.run_coroutine_threadsafe(new.service.documents.stop(), new.loop).result(10)
 
 
 def test_token_ids_of_another_tokenizer_are_refused(chat: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -99,6 +99,9 @@ def test_a_request_is_counted_once_with_its_tokens_and_times(server: LiveServer)
     assert slots == {"held": 4, "cached": 7, "free": 5}
     computed = value(samples, "longreach:attention_pairs_total", kind="computed")
     assert computed / value(samples, "longreach:attention_pairs_total", kind="causal") == 0.4
+    assert value(samples, "longreach:start_seconds", phase="load weights") == 0.1
+    compiled = value(samples, "longreach:compilations_after_ready_total", kernel="forward_kernel", where="beside")
+    assert compiled == 2
 
 
 def test_every_end_has_its_name(server: LiveServer) -> None:

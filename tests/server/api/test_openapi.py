@@ -171,7 +171,7 @@ EXCLUSIVE = {
     *("thinking", "chat_template_kwargs", "documents", "verbosity", "continue_final_message"),
     *("add_generation_prompt", "separate_reasoning", "include_reasoning"),
     "logit_bias",
-    "attention",
+    *("attention", "rope"),
     "output_config",
     "output_format",
     "thread",

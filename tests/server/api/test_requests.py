@@ -90,6 +90,17 @@ def test_the_first_reason_for_an_end_stays() -> None:
     assert record.finish == "stop"
 
 
+def test_a_keep_alive_says_that_kernels_are_compiled_while_an_answer_waits_for_them() -> None:
+    record = RequestRecord("id", "POST", "/")
+    record.answering("cmpl-1", 100)
+    record.compiles("a", compiling=True)
+    assert record.keep_alive() == b" \n", "nobody reads comments"
+    record.show_progress()
+    assert record.keep_alive() == b": compiling\n"
+    record.compiles("a", compiling=False)
+    assert record.keep_alive() == b": prefill 0/100\n"
+
+
 def test_a_path_can_neither_forge_nor_flood_the_log(server: LiveServer, caplog: pytest.LogCaptureFixture) -> None:
     server.http.get("/%0aid=forged" + "x" * 20000)
     eventually(lambda: bool(request_lines(caplog)))

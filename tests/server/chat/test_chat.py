@@ -54,11 +54,15 @@ class FakeServer:
         self.bodies: list[dict[str, Any]] = []
         self.headers: list[httpx2.Headers] = []
         self.closed = False
+        self.ended: list[str] = []  # paths that were deleted
 
     def __call__(self, request: httpx2.Request) -> httpx2.Response:
         self.headers.append(request.headers)
         if request.url.path == "/v1/models":
             return httpx2.Response(self.models[0], json=self.models[1])
+        if request.method == "DELETE":
+            self.ended.append(request.url.path)
+            return httpx2.Response(200, json={})
         assert request.url.path == "/v1/chat/completions"
         self.bodies.append(json.loads(request.content))
         if self.refusal is not None:
@@ -222,6 +226,7 @@ def test_a_refused_message_is_taken_back(server: FakeServer) -> None:
         ("break", "the server went away: reset"),
         (chunk(error={"message": "The engine has stopped."}), "The engine has stopped."),
         ("data: [DONE]\n\n", "ended without an end"),
+        ("", "ended without an end"),
     ],
 )
 def test_what_was_said_before_a_failure_is_kept(server: FakeServer, end: str, told: str) -> None:
@@ -245,6 +250,7 @@ def test_ctrl_c_ends_the_answer_and_the_servers_work(server: FakeServer, monkeyp
     assert "first token" not in shown
     assert conversation.messages[-1] == {"role": "assistant", "content": "The [bold]owl"}
     assert server.closed
+    assert server.ended == [f"/v1/requests/{server.headers[-2]['idempotency-key']}"]
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,13 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+import msgspec
 import pytest
 from longreach.api.service.metered_engine import MeteredEngine
 from longreach.documents import read_ahead as read_ahead_module
 from longreach.documents.read_ahead import ReadAhead
 from longreach.engine.errors import QueueFullError, RequestFailedError
+from longreach.engine.rope_choice import RopeTable
 from longreach.errors import UnavailableError
 from longreach.metrics import Metrics
 from longreach.policies.values import Dynamic, Window
@@ -128,6 +130,29 @@ def test_whole_tiles_are_read_where_keys_are_chosen_for_tiles() -> None:
             ahead.feed([7] * 5 * PAGE)
             await ahead.end()
         assert engines.lengths == [4 * PAGE]
+
+    run(test)
+
+
+def test_rotary_tables_go_by_the_length_and_what_another_read_is_read_again() -> None:
+    async def test(engines: Engines) -> None:
+        tables = [RopeTable(1.0, 256), RopeTable(2.0, 512), RopeTable(4.0, 1024)]
+        engines.echo.info = msgspec.structs.replace(engines.echo.info, rope_tables=tables)
+        async with ReadAhead(engines) as ahead:
+            ahead.feed(range(128))  # and a quarter of 256 for an answer
+            await until(lambda: ahead.read_tokens == 128)
+            ahead.expect(400)  # as the sender says
+            ahead.feed(range(128, 192))
+            await until(lambda: ahead.read_tokens == 192)
+            ahead.feed(range(192, 520))
+            await ahead.end()
+        assert [(len(one.prompt), one.rope_factor) for one in engines.echo.requests] == [(128, 1), (192, 2), (512, 4)]
+        async with ReadAhead(engines) as ahead:
+            ahead.expect(1000)
+            ahead.feed(range(64))
+            await until(lambda: ahead.read_tokens == 64)
+            await ahead.end()  # shorter than was expected: nobody asks under the other table
+        assert [(len(one.prompt), one.rope_factor) for one in engines.echo.requests[3:]] == [(64, 4), (64, 1)]
 
     run(test)
 

@@ -1,5 +1,5 @@
-"""Which kernels the start of an engine compiles on several threads, and which it still meets for the first time when it
-launches them. Prints both as JSON.
+"""Which kernels the start of an engine compiles on several threads, which it still meets for the first time when it
+launches them, and which requests meet that come after it. Prints all as JSON.
 
 The GPU is a pretended one: tensors are on the CPU, the compiler takes a note and returns at once, and nothing is
 launched. Graphs are captured as on a real one, on streams of their own: launches may take other memory then. Run as a
@@ -12,6 +12,7 @@ from __future__ import annotations
 import gc
 import itertools
 import json
+import random
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -24,21 +25,38 @@ from unittest.mock import patch
 
 import torch
 import triton
-from longreach.engine.device.forward_pass import StepGraphs
+from longreach.engine.device.device_tables import DeviceTables
+from longreach.engine.device.forward_pass import ForwardPass, StepGraphs
 from longreach.engine.device.graphs import mixed
 from longreach.engine.device.policies.layer_masks import LayerPolicies
+from longreach.engine.device.ranks.process_group import Joined
+from longreach.engine.messages import EngineConfig, Failed, Generate, Sampling
 from longreach.engine.scheduling.limits import Limits
-from longreach.engine.startup import parallel_compile
+from longreach.engine.startup import build, parallel_compile
 from longreach.engine.startup.calibrate import calibrate
+from longreach.engine.startup.policy_steps import PolicySteps
+from longreach.engine.startup.start_rank import RankState
 from longreach.engine.startup.warmup import warm
+from longreach.policies.values import (
+    DENSE,
+    AttentionPolicy,
+    BigBird,
+    Dynamic,
+    LocalGlobal,
+    Strided,
+    VerticalSlash,
+    Window,
+)
 from longreach_kernels import decode_needs
 from longreach_kernels.backends import resolve as backends
 from longreach_kernels.compilation import launches_compile_only
+from longreach_kernels.compile_counts import CompileCounts
 from longreach_patches import (
     Footprint,
     KVPages,
     LoadedModel,
     PageShape,
+    chosen_layers,
     compared_tokens,
     compute_both,
     layer_masks,
@@ -52,6 +70,22 @@ _STEP = (600, 40)  # tokens and rows of the calibration
 # Pages and limits as they are planned, and as they turn out.
 _PLANNED = 90, Limits(40, 4096, 20000)
 _FOUND = 83, Limits(40, 4096, 19001)
+# With other numbers than the start has.
+ASKED: list[AttentionPolicy] = [
+    Window(size=300, sinks=4),
+    Window(size=1, sinks=0),
+    Strided(stride=256),
+    LocalGlobal(window=256),
+    BigBird(window=256, random_blocks=2, seed=3),
+    VerticalSlash(verticals=(140,), slashes=(0, 300)),
+    *[Dynamic(estimator=name, recall=0.8, dense_below=100) for name in ("auto", "antidiagonal", "moments", "pooled")],
+    Dynamic(density=0.3, dense_below=0),
+    Dynamic(speedup=3, dense_below=0),
+    Dynamic(decode_budget=100, dense_below=256),
+    Dynamic(recall=1, decode_budget=37),
+    Dynamic(recall=0.7, dense_below=0, min_mass=0.97),
+    Dynamic(recall=1, decode_budget=64, min_mass=0.98),
+]
 
 
 class _Driver:
@@ -104,16 +138,15 @@ class _Streams:
 
 
 class _Compiler:
-    """Stands for Triton's compiler: `ahead` and `late` are the kernels that it was called for in either phase."""
+    """Stands for Triton's compiler: `called` are the kernels that it was called for since `phase` was set, by phase."""
 
     def __init__(self) -> None:
-        self.ahead: list[str] = []
-        self.late: list[str] = []
-        self.starting = False
+        self.called: dict[str, list[str]] = {"ahead": [], "late": [], "after": []}
+        self.phase = "ahead"
         self.launches = 0
 
     def __call__(self, src: Any, target: Any = None, options: Any = None, _env_vars: Any = None) -> Any:
-        (self.late if self.starting else self.ahead).append(src.name)
+        self.called[self.phase].append(src.name)
         return SimpleNamespace(run=self._launch, launch_metadata=_nothing, function=None, packed_metadata=None)
 
     def _launch(self, *_: Any) -> None:
@@ -166,7 +199,8 @@ def start(
     num_pages: int,
     limits: Limits,
     graphs_over: Callable[[KVPages, torch.Tensor, Limits], StepGraphs],
-) -> None:
+    policies: LayerPolicies,
+) -> KVPages:
     """What `start_rank` does on a GPU, but that numbers which nothing computed are not compared."""
     for tokens in compared_tokens(loaded.patched):
         compute_both(loaded.patched, tokens)
@@ -176,6 +210,49 @@ def start(
     drawn = torch.zeros(limits.max_num_seqs, dtype=torch.int64)
     graphs_over(pages, drawn, limits).capture()
     warm(loaded, pages, limits)
+    PolicySteps(loaded, pages, limits, policies).compute(all_contexts=False)
+    return pages
+
+
+def serve(loaded: LoadedModel, pages: KVPages, limits: Limits, policies: LayerPolicies) -> int:
+    """Requests of every kind in an engine over these pages, alone, in crowds and at random; how many there were."""
+    tables = DeviceTables(len(pages.shape.groups), limits.max_num_seqs, -(-limits.max_model_len // PAGE), loaded.device)
+    drawn = torch.zeros(limits.max_num_seqs, dtype=torch.int64)
+    forward = ForwardPass(loaded, pages, drawn, tables, None, policies)
+    state = RankState(forward, limits, layer_masks(loaded.config), 0, {}, CompileCounts())
+    engine, _ = build._engine(EngineConfig(model="", page_size=PAGE), Joined(loaded.layout), state)
+    rng, count = random.Random(0), itertools.count()
+
+    def submit(length: int, policy: AttentionPolicy, **more: Any) -> None:
+        prompt = [rng.randrange(loaded.config.vocab_size) for _ in range(length)]
+        more = {"max_tokens": 4, "sampling": Sampling(temperature=0)} | more
+        request = Generate(request_id=str(next(count)), prompt=prompt, attention=policy, **more)
+        assert engine.submit(request) is None
+
+    def drain() -> None:
+        while engine.has_work:
+            assert not [news for news in engine.step() if isinstance(news, Failed)]
+
+    for policy in ASKED:
+        for length in (1, 100, 700):
+            submit(length, policy)
+            drain()
+        for length in (17, 300):
+            submit(length, policy)
+            submit(length, DENSE)
+        submit(200, policy, speculate=4, max_tokens=8)
+        drain()
+    for policy in (DENSE, ASKED[0]):
+        for _ in range(limits.max_num_seqs):
+            submit(20, policy)
+        drain()
+    for _ in range(4):
+        for policy in rng.sample([DENSE, *ASKED], 4):
+            submit(
+                int(2 ** rng.uniform(0, 12)), policy, speculate=rng.choice([0, 0, 4]), max_tokens=rng.randrange(1, 9)
+            )
+        drain()
+    return next(count)
 
 
 def _pages_left_by(compile_kernels: Callable[[], None]) -> int:
@@ -209,21 +286,30 @@ def main(model: str, backend: str, kv_dtype: str) -> dict[str, Any]:
     the real ones are to be made."""
     compiler = pretend(backend)
     loaded = load_model(model, device="cpu", dtype="bfloat16", random_weights=True)
-    footprint = Footprint.of(loaded.config, loaded.dtype, PAGE, resolve_kv_dtype(kv_dtype, loaded.dtype))
+    own = layer_masks(loaded.config)
+    kinds = loaded.dtype, PAGE, resolve_kv_dtype(kv_dtype, loaded.dtype)
+    footprint = Footprint.of(loaded.config, *kinds, loaded.layout, chosen_layers(own))
     shape = footprint.pages
-    policies = LayerPolicies(layer_masks(loaded.config), loaded.config.num_attention_heads, shape)
+    policies = LayerPolicies(own, loaded.config.num_attention_heads, shape)
     q = torch.empty(1, loaded.config.num_attention_heads, shape.head_dim, dtype=loaded.dtype)
     page = torch.empty(1, PAGE, shape.num_kv_heads, shape.head_dim, dtype=shape.dtype)
     graphs_over = partial(StepGraphs.of, loaded, policies, partial(decode_needs, q, page, backend=backend))
     left = _pages_left_by(
         lambda: parallel_compile.compile_kernels(
-            loaded, footprint, *_PLANNED, calibrated=_STEP, graphs_over=graphs_over
+            loaded, footprint, *_PLANNED, policies, calibrated=_STEP, graphs_over=graphs_over
         )
     )
-    compiler.starting = True
+    compiler.phase = "late"
     with torch.inference_mode():
-        start(loaded, shape, *_FOUND, graphs_over)
-    return {"ahead": sorted(compiler.ahead), "late": compiler.late, "launches": compiler.launches, "left": left}
+        pages = start(loaded, shape, *_FOUND, graphs_over, policies)
+    launches = compiler.launches
+    compiler.phase = "after"
+    # Nothing was computed: no token can be drawn from that.
+    with patch(
+        "longreach.engine.device.runner.sample", lambda logits, how: torch.zeros(len(logits), dtype=torch.int64)
+    ):
+        requests = serve(loaded, pages, _FOUND[1], policies)
+    return {**compiler.called, "launches": launches, "left": left, "requests": requests}
 
 
 if __name__ == "__main__":

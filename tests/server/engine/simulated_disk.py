@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from longreach.engine.disk.disk_store import Done
@@ -33,6 +33,7 @@ class SimulatedDisk:
         self.stats = DiskStats()
         self.is_resting = False
         self.pinned: set[bytes] = set()
+        self.uses = dict.fromkeys(files, 0)  # earlier than all that this engine makes
 
     def __contains__(self, key: bytes) -> bool:
         return key in self.files
@@ -50,18 +51,45 @@ class SimulatedDisk:
         """As `DiskStore.is_behind`."""
         return len(self._begun) > 3 * self._speed
 
-    def write(self, key: bytes, parts: Sequence[Any], ready: Callable[[], object] | None = None) -> bool:
+    def admits(self, size: int, used: int) -> bool:
+        """As `DiskStore.admits`."""
+        return not self._is_full or self._oldest(used) is not None
+
+    def use(self, uses: Iterable[tuple[bytes, int]]) -> None:
+        """As `DiskStore.use`."""
+        self.uses.update((name, used) for name, used in uses if name in self.files)
+
+    def used(self, key: bytes) -> int:
+        """As `DiskStore.used`."""
+        return self.uses[key]
+
+    @property
+    def _is_full(self) -> bool:
+        return len(self.files) + sum(not done.is_read for done, _, _ in self._begun) >= self._most
+
+    def _oldest(self, used: int) -> bytes | None:
+        reading = {done.key for done, _, _ in self._begun}
+        idle = [name for name in self.files if name not in reading]
+        oldest = min(idle, key=lambda name: (name in self.pinned, self.uses[name]), default=None)
+        return None if oldest is None or self.uses[oldest] > used else oldest
+
+    def write(
+        self,
+        key: bytes,
+        parts: Sequence[Any],
+        ready: Callable[[], object] | None = None,
+        used: int | None = None,
+    ) -> bool:
         """As `DiskStore.write`."""
         assert ready is not None
+        assert used is not None
         if key in self.files:
             return False
-        if len(self.files) >= self._most:
-            reading = {done.key for done, _, _ in self._begun}
-            idle = [name for name in self.files if name not in reading]
-            oldest = next((name for name in idle if name not in self.pinned), idle[0] if idle else None)
-            if oldest is None:
+        if self._is_full:
+            if (oldest := self._oldest(used)) is None:
                 return False
-            del self.files[oldest]
+            del self.files[oldest], self.uses[oldest]
+        self.uses[key] = used
         # Copies beside a step are made before the move after it.
         self._begun.append((Done(key, is_read=False, ok=True), parts[0], self._runner.moves + 1))
         return True
@@ -94,6 +122,7 @@ class SimulatedDisk:
         """As `DiskStore.remove`."""
         for key in keys:
             self.files.pop(key, None)
+            self.uses.pop(key, None)
 
     def pin(self, keys: Sequence[bytes]) -> None:
         """As `DiskStore.pin`."""
@@ -113,7 +142,7 @@ class SimulatedDisk:
 
     def _read(self, done: Done, places: tuple[int, ...]) -> Done:
         if self._fails and self._random.randrange(self._fails) == 0:
-            self.files.pop(done.key, None)
+            self.remove([done.key])
             return done._replace(ok=False)
         self._runner.set_host_entry(places, self.files[done.key])
         return done

@@ -14,6 +14,7 @@ from longreach import cli
 from longreach.engine.engine import Engine
 from longreach.engine.messages import EngineConfig, Failed, Generate
 from longreach.engine.startup.build import build_engine
+from longreach.engine.startup.policy_steps import kinds_of_policies
 from longreach.engine.startup.warmup_command import compiled_kernels, exercise
 from typer.testing import CliRunner
 
@@ -51,6 +52,8 @@ def test_requests_of_every_kind_all_end(model_dir: Path, monkeypatch: pytest.Mon
     assert max(lengths) + 6 <= started.max_model_len
     assert any(request.prompt_logprobs is not None for request in sent)
     assert {request.sampling.temperature for request in sent if len(request.prompt) == 15} == {0, 0.8, 1.0}
+    policies = {request.attention.name for request in sent}
+    assert policies == {kind.name for kind in kinds_of_policies()} - {"dynamic"}, "dynamic ones need whole tiles"
 
 
 def test_where_pages_have_bounds_answers_with_a_budget_are_among_them(tmp_path: Path) -> None:
@@ -63,6 +66,7 @@ def test_where_pages_have_bounds_answers_with_a_budget_are_among_them(tmp_path: 
     engine._usage.of_answer = lambda request: read.append(request.reads.queries) or use(request)  # type: ignore
     assert exercise(engine, started)
     assert max(read) == 5  # of six tokens the last is never computed
+    assert not engine.stats.compiled_beside
 
 
 def test_a_request_that_fails_fails_the_compile_ahead(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:

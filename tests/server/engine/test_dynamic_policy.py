@@ -17,7 +17,7 @@ from longreach_kernels import Causal, Window
 from longreach_kernels.call import AttentionCall
 from longreach_kernels.masks.tile_counts import tile_count
 from longreach_kernels.sparse import Antidiagonal, Density, Moments, Pooled, Recall, Speedup
-from longreach_patches import policy_step
+from longreach_patches import ChoicePart, TileChoice, tile_choice
 
 from tests.kernels.accuracy import paged
 from tests.server.engine.conftest import save_model
@@ -45,7 +45,10 @@ OTHERS = {
 
 @pytest.fixture(scope="module")
 def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_model(tmp_path_factory.mktemp("model"), max_position_embeddings=8192, sliding_window=200)
+    # The last layer computes wanted rows alone; one before it sees everything, without rotary positions.
+    kinds = ["sliding_attention", "full_attention", "sliding_attention"]
+    layers = {"num_hidden_layers": 3, "layer_types": kinds, "no_rope_layers": [1, 0, 1]}
+    return save_model(tmp_path_factory.mktemp("model"), max_position_embeddings=8192, sliding_window=200, **layers)
 
 
 def build(model_dir: Path, **changes: Any) -> Any:
@@ -99,7 +102,7 @@ def test_what_is_chosen_does_not_depend_on_chunks_or_neighbours(model_dir: Path)
 def test_a_recall_of_one_is_dense_attention_and_nothing_is_estimated(
     model_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(policy_step, "choose_tiles", lambda *_, **__: pytest.fail("tiles were chosen"))
+    monkeypatch.setattr(tile_choice, "choose_tiles", lambda *_, **__: pytest.fail("tiles were chosen"))
     tokens, uses = run(build(model_dir), spec("a", EVERYTHING, LENGTH))
     assert tokens == run(build(model_dir), spec("a", DENSE, LENGTH))[0]
     use = uses["a"]
@@ -113,13 +116,13 @@ def test_targets_and_estimators_reach_the_kernels(
     model_dir: Path, policy: AttentionPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[dict[str, Any]] = []
-    select: Callable[..., Any] = policy_step.choose_tiles
-    monkeypatch.setattr(policy_step, "choose_tiles", lambda *a, **k: asked.append(k) or select(*a, **k))
+    select: Callable[..., Any] = tile_choice.choose_tiles
+    monkeypatch.setattr(tile_choice, "choose_tiles", lambda *a, **k: asked.append(k) or select(*a, **k))
     planned: list[dict[str, Any]] = []
-    plan: Callable[..., Any] = policy_step.plan_tiles
-    monkeypatch.setattr(policy_step, "plan_tiles", lambda *a, **k: planned.append(k) or plan(*a, **k))
+    plan: Callable[..., Any] = tile_choice.plan_tiles
+    monkeypatch.setattr(tile_choice, "plan_tiles", lambda *a, **k: planned.append(k) or plan(*a, **k))
     _, uses = run(build(model_dir), spec("a", policy, LENGTH, max_tokens=2))
-    [how] = asked  # one chunk, and one of the two layers sees everything
+    [how] = asked  # one chunk, and one of the layers sees everything
     assert (how["target"], how["estimator"]) == {
         OTHERS["recall"]: (Recall(0.95), Moments()),  # auto: the layer has no rotary positions
         OTHERS["pooled"]: (Density(0.3), Pooled()),
@@ -134,7 +137,7 @@ def test_targets_and_estimators_reach_the_kernels(
 def test_a_prompt_up_to_where_all_is_dense_is_computed_as_if_it_were(
     model_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(policy_step, "choose_tiles", lambda *_, **__: pytest.fail("nothing is to be chosen"))
+    monkeypatch.setattr(tile_choice, "choose_tiles", lambda *_, **__: pytest.fail("nothing is to be chosen"))
     whole = dynamic(dense_below=LENGTH)
     tokens, uses = run(build(model_dir), spec("a", whole, LENGTH), spec("b", DENSE, LENGTH), spec("c", whole, 700))
     assert tokens["a"] == tokens["b"]
@@ -147,10 +150,10 @@ def test_a_prompt_up_to_where_all_is_dense_is_computed_as_if_it_were(
 
 def test_auto_takes_the_estimator_that_suits_each_layer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
-    select: Callable[..., Any] = policy_step.choose_tiles
-    monkeypatch.setattr(policy_step, "choose_tiles", lambda *a, **k: asked.append(k["estimator"]) or select(*a, **k))
-    full = {"num_hidden_layers": 3, "layer_types": ["full_attention"] * 3, "max_position_embeddings": 8192}
-    model = save_model(tmp_path, no_rope_layers=[1, 0, 1], **full)
+    select: Callable[..., Any] = tile_choice.choose_tiles
+    monkeypatch.setattr(tile_choice, "choose_tiles", lambda *a, **k: asked.append(k["estimator"]) or select(*a, **k))
+    full = {"num_hidden_layers": 4, "layer_types": ["full_attention"] * 4, "max_position_embeddings": 8192}
+    model = save_model(tmp_path, no_rope_layers=[1, 0, 1, 1], **full)
     run(build(model), spec("a", OTHERS["recall"], LENGTH, max_tokens=1))
     assert asked == [Antidiagonal(), Moments(), Antidiagonal()]
 
@@ -158,17 +161,18 @@ def test_auto_takes_the_estimator_that_suits_each_layer(tmp_path: Path, monkeypa
 def test_the_layers_of_a_step_share_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     q, k_pages, _, batch = paged([600], [4000], 16, 4, 2, 16)
     made: list[Any] = []
-    plan: Callable[..., Any] = policy_step.plan_tiles
-    monkeypatch.setattr(policy_step, "plan_tiles", lambda *a, **k: made.append(plan(*a, **k)) or made[-1])
-    choice = policy_step.TileChoice(Recall(0.5), dict.fromkeys(range(3), Antidiagonal()), batch.context_lens * 2, 2048)
-    group = policy_step.StepGroup(0, len(q), batch, choice=choice)
+    plan: Callable[..., Any] = tile_choice.plan_tiles
+    monkeypatch.setattr(tile_choice, "plan_tiles", lambda *a, **k: made.append(plan(*a, **k)) or made[-1])
+    zeros = torch.zeros_like(batch.context_lens)
+    part = ChoicePart(0, len(q), batch, batch.context_lens * 2, frozenset(), zeros)
+    choice = TileChoice(Recall(0.5), dict.fromkeys(range(3), Antidiagonal()), 2048, (part,))
     shape = SimpleNamespace(group_of=(0, 0, 0))
     step = SimpleNamespace(pages=SimpleNamespace(keys=(k_pages, k_pages, k_pages[..., :8]), shape=shape))
-    given = step, group, choice, policy_step.GroupRecord(), AttentionCall(Causal(), 0.25), "cpu"
-    first, second = (policy_step._choose(x, i, *given) for i, x in enumerate((q, q.flip(0))))
+    given = step, choice, tile_choice.ChoiceRecord(), AttentionCall(Causal(), 0.25), "cpu"
+    first, second = (tile_choice._choose(x, 0, i, *given) for i, x in enumerate((q, q.flip(0))))
     assert len(made) == 1
     assert not torch.equal(first.tiles, second.tiles)
-    policy_step._choose(q[:, :, :8], 2, *given)  # a layer of another shape
+    tile_choice._choose(q[:, :, :8], 0, 2, *given)  # a layer of another shape
     assert len(made) == 2
 
 
@@ -202,10 +206,10 @@ def test_pairs_of_a_dynamic_prompt_are_counted_when_it_has_been_read(model_dir: 
     _, uses = run(engine, spec("a", SPARSE, LENGTH, max_tokens=1))
     use = uses["a"]
     whole, window = tile_count(Causal(), 0, LENGTH), tile_count(Window(200), 0, LENGTH)
-    assert engine.stats.causal_pairs == 2 * whole.pairs
-    assert (use.dense_pairs, use.other_pairs) == (4 * whole.pairs, 4 * window.pairs)
+    assert engine.stats.causal_pairs == 3 * whole.pairs
+    assert (use.dense_pairs, use.other_pairs) == (4 * whole.pairs, 2 * 4 * window.pairs)
     assert engine.stats.computed_pairs == pytest.approx((use.pairs + use.other_pairs) / 4, abs=1)
-    assert window.pairs < engine.stats.computed_pairs < whole.pairs + window.pairs
+    assert 2 * window.pairs < engine.stats.computed_pairs < whole.pairs + 2 * window.pairs
 
 
 def test_what_dynamic_cannot_do_ends_the_request(model_dir: Path) -> None:

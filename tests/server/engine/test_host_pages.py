@@ -14,6 +14,7 @@ from longreach.engine.engine import Engine
 from longreach.engine.kv_cache.allocator import PageAllocator
 from longreach.engine.kv_cache.borders import STATE_GROUP, key
 from longreach.engine.kv_cache.host_tier import HostTier
+from longreach.engine.kv_cache.last_use import page_used, state_used
 from longreach.engine.kv_cache.offload_index import CacheMoves, Copy, HostIndex
 from longreach.engine.kv_cache.page_pool import PagePool
 from longreach.engine.kv_cache.prefix_cache import PageHasher
@@ -35,6 +36,7 @@ def test_the_slot_used_longest_ago_is_given_up_first() -> None:
     assert sorted(slots.values()) == [(0,), (1,), (2,)]  # type: ignore[type-var]
     host.unpin()
     assert host.save(b"a") is None, "it is here already"
+    host.use_names([(b"b", 10), (b"never there", 11)])
     assert host.load(b"b") == slots[b"b"]
     host.unpin()
     assert host.save(b"d") == slots[b"c"]
@@ -78,14 +80,27 @@ def border(name: bytes) -> bytes:
     return key(name, STATE_GROUP)
 
 
-def test_a_state_takes_places_where_they_are_and_is_as_young_as_its_page() -> None:
+def test_of_one_use_the_end_is_given_up_first_whatever_came_first() -> None:
+    host = HostIndex(4)
+    for page in (2, 0, 3, 1):
+        host.save(b"a%d" % page, used=page_used(1000, page))
+    host.unpin()
+    for number, left in enumerate((3, 2, 1, 0)):
+        host.save(b"b%d" % number, used=page_used(2000, number))
+        host.unpin()
+        assert [page for page in range(4) if b"a%d" % page in host] == [*range(left)]
+    host.save(b"a0", used=page_used(1000, 0))
+    assert [page for page in range(4) if b"b%d" % page in host] == [0, 1, 2]
+    host.check()
+
+
+def test_a_state_takes_places_where_they_are_and_is_given_up_before_its_page() -> None:
     host = HostIndex(6, 3)
     assert sorted(host.save(border(b"a"), 7) or ()) == [0, 1, 2]
     pages = {name: host.save(name) for name in (b"a", b"b", b"c")}
     assert (host.num_used, host.num_states) == (6, 1)
     host.unpin()
-    host.load(b"a")  # and so the state at its end is younger than b and c
-    host.unpin()
+    host.use_names([(b"a", page_used(1000, 6)), (border(b"a"), state_used(1000, 7))])
     assert host.save(b"d") == pages[b"b"]
     assert host.save(b"e") == pages[b"c"]
     assert [name in host for name in (b"a", border(b"a"))] == [True, True]

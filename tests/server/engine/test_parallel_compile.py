@@ -13,7 +13,7 @@ from transformers import LlamaConfig
 
 from tests.server.engine.conftest import CONFIG
 
-_TINY = LlamaConfig(
+TINY = LlamaConfig(
     vocab_size=512,
     hidden_size=256,
     intermediate_size=256,
@@ -73,23 +73,27 @@ def test_the_start_launches_what_was_compiled_in_parallel(
 ) -> None:
     model = model_dir  # with layers of two kinds, and heads that only the portable kernels take
     if backend == "hopper":
-        _TINY.save_pretrained(tmp_path)
+        TINY.save_pretrained(tmp_path)
         model = tmp_path
     else:
         assert len(set(CONFIG.layer_types or ())) == 2
     found = json.loads(_run("-m", "tests.server.engine.compile_start", str(model), backend, kv_dtype))
     assert found["late"] == []
+    assert found["after"] == [], f"compiled for {found['requests']} requests"
     assert found["left"] == 0, "planned pages take the room of the real ones"
     of_layers = {"_norm_kernel", "_rows_kernel", "_rotate_kernel", "_gated_kernel"}
     of_agreement = {"_write_kernel"}  # own layers write keys that they have rotated themselves
-    assert kernels | of_layers | of_agreement == set(found["ahead"])
+    listed = {"recall_kernel", "count_kernel", "entries_kernel"}
+    of_dynamic = {"folded_kernel", "join_kernel", "moments_kernel", "pooled_kernel", "row_masses_kernel"} | listed
+    of_budgets = {"score_kernel", "choose_kernel", "weigh_kernel", "split_kernel", "merge_kernel", "bounds_kernel"}
+    assert kernels | of_layers | of_agreement | of_dynamic | of_budgets == set(found["ahead"])
     assert found["launches"] > len(found["ahead"]), "the start itself launches"
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("kv_dtype", ["auto", "fp8"])
 def test_a_real_start_compiles_nothing_by_itself(tmp_path: Path, kv_dtype: str) -> None:
-    _TINY.save_pretrained(tmp_path / "model")
+    TINY.save_pretrained(tmp_path / "model")
     for expect_some in (True, False):
         ahead, late = _run("-c", _REAL_START, str(tmp_path / "model"), kv_dtype, cache=tmp_path / "cache").split(" ", 1)
         assert (int(ahead) > 0) == expect_some

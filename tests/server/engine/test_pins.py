@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -94,6 +96,9 @@ class Names:
     def pin_names(self, names: list[bytes]) -> None:
         assert not self.pinned & set(names), "it is pinned already"
         self.pinned |= set(names)
+
+    def use_names(self, names: Iterable[tuple[bytes, int]]) -> None:
+        pass
 
     def unpin_names(self, names: list[bytes]) -> None:
         assert self.pinned >= set(names)

@@ -216,12 +216,15 @@ def dense_mass(model_dir: Path, one: Generate, positions: list[int]) -> torch.Te
     return (weights[1][0] * mask).sum(-1).T[positions]
 
 
-def test_kept_mass_is_that_of_dense_attention_in_fp64(long_model_dir: Path) -> None:
-    """Of the layers, the policy changes the second alone: the first one's window is within the policy's."""
+def test_kept_mass_is_that_of_dense_attention_in_fp64(tmp_path: Path) -> None:
+    """Of the layers, the policy changes the second alone: the windows of the others are within the policy's."""
+    kinds = ["sliding_attention", "full_attention", "sliding_attention"]
+    layers = {"num_hidden_layers": 3, "layer_types": kinds, "no_rope_layers": [1, 0, 1]}
+    model_dir = save_model(tmp_path, max_position_embeddings=2048, sliding_window=200, **layers)
     one = spec("a", Window(size=210, sinks=3))
     found = []
     for tokens in (1024, 130):
-        engine = build(long_model_dir, max_batched_tokens=tokens)
+        engine = build(model_dir, max_batched_tokens=tokens)
         engine.submit(one)
         updates = drain(engine)[1]["a"]
         [use] = [update.attention for update in updates if update.attention is not None]
@@ -229,7 +232,7 @@ def test_kept_mass_is_that_of_dense_attention_in_fp64(long_model_dir: Path) -> N
         found.append(use)
     positions = sampled(LENGTH, 0, LENGTH)
     assert len(positions) == 65
-    exact = dense_mass(long_model_dir, one, positions)
+    exact = dense_mass(model_dir, one, positions)
     for use in found:
         assert use.kept_mass is not None
         assert use.kept_mass.queries == 65

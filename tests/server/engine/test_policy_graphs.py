@@ -202,10 +202,12 @@ def test_what_has_no_closed_form_is_launched(long_model_dir: Path, monkeypatch: 
 
 
 def test_the_last_token_of_a_prompt_is_measured_and_not_replayed(
-    long_model_dir: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pretend(monkeypatch)
-    engine, graphs = build(long_model_dir)
+    kinds = ["sliding_attention", "full_attention", "sliding_attention"]  # of the last layer no mass is measured
+    layers = {"num_hidden_layers": 3, "layer_types": kinds, "no_rope_layers": [1, 0, 1]}
+    engine, graphs = build(save_model(tmp_path, max_position_embeddings=2048, **layers))
     for index in range(2 * STEPS_BEFORE):  # prompts of one token, which are decodes but for that
         assert engine.submit(spec(f"warm-{index}", WINDOW, length=1, tokens=6)) is None
         updates = drain(engine)[1][f"warm-{index}"]

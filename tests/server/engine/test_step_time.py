@@ -152,3 +152,14 @@ def test_late_steps_make_cautious_at_once_and_steps_in_time_slowly_calm() -> Non
     assert model.caution < 1.01
     model.judge(work, 50 * predicted)
     assert model.caution == 2.0
+
+
+@pytest.mark.parametrize("speed", [1.0, 0.5, 40.0])
+def test_short_prompts_tell_what_a_long_one_costs(speed: float) -> None:
+    """As measured with an 8B model on an H200, and on machines of other speeds."""
+    model = StepTime()
+    true = StepCost(speed * 5e-3, speed * 2.3e-5, speed * 7e-10, speed * 2.7e-8)
+    for _ in range(4):
+        model.observe(prefill(0, 4096), true.seconds(prefill(0, 4096)))
+        model.observe(Work.of_step([(4096, 1, None)]), true.seconds(Work.of_step([(4096, 1, None)])))
+    assert model.cost.prefill_seconds(0, 32_768, 8192) == pytest.approx(true.prefill_seconds(0, 32_768, 8192), rel=0.3)

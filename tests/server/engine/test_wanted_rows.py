@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,9 +13,10 @@ from longreach.engine.device.forward_pass import ForwardPass
 from longreach.engine.messages import Generate, Sampling
 from longreach.engine.requests.request import Request
 from longreach.engine.requests.step_plan import Chunk, StepPlan
+from longreach.policies.parse import policy_of
 from longreach_patches import WantedRows
 
-from tests.server.engine.conftest import ids
+from tests.server.engine.conftest import ids, save_model
 from tests.server.engine.driving import build, drain, spec
 
 PAGE = 16
@@ -98,3 +100,54 @@ def test_answers_are_those_of_all_rows(model_dir: Path, monkeypatch: pytest.Monk
     assert found[0] == found[1]
     assert len(scores[0]) == 49 + 12
     assert scores[0] == pytest.approx(scores[1], abs=1e-4)
+
+
+def test_answers_under_policies_are_those_of_all_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds = ["full_attention", "sliding_attention", "full_attention"]
+    layers = {"num_hidden_layers": 3, "layer_types": kinds, "no_rope_layers": [0, 1, 0]}
+    model_dir = save_model(tmp_path, max_position_embeddings=2048, **layers)
+    policies = {"window": "window:40:4", "strided": "strided:256", "dense": "dense", "dynamic": "dynamic:0.5"}
+    budget = {"policy": "dynamic", "recall": 1, "decode_budget": 64}
+    named = {name: policy_of(text).resolve() for name, text in policies.items()} | {
+        "budget": policy_of(budget).resolve()
+    }
+    named["dynamic"] = policy_of({"policy": "dynamic", "recall": 0.5, "dense_below": 128}).resolve()
+    requests = [
+        spec(name, ids(900 - 90 * place, seed=place), attention=policy, max_tokens=5)
+        for place, (name, policy) in enumerate(named.items())
+    ]
+    cut: list[tuple[bool, ...]] = []
+    found, kept = [], []
+    for worth in (1 << 30, 1):
+        monkeypatch.setattr(forward, "_WORTH_LEAVING_OUT", worth)
+        engine, _ = build(
+            model_dir, max_batched_tokens=700, page_size=128, kv_cache_bytes=1 << 24, page_bounds=True, max_num_seqs=8
+        )
+        computing = engine._runner._computing  # type: ignore[attr-defined]
+        wanted = computing._wanted
+
+        def recorded(*arguments: Any, wanted: Any = wanted) -> WantedRows | None:
+            rows = wanted(*arguments)
+            if rows is not None and rows.groups:
+                cut.append(tuple(group.start == group.end for group in rows.groups))
+            return rows
+
+        monkeypatch.setattr(computing, "_wanted", recorded)
+        for one in requests:
+            assert engine.submit(one) is None
+        tokens, updates, failures = drain(engine)
+        assert not failures
+        found.append(tokens)
+        uses = {name: next(u.attention for u in news if u.tokens) for name, news in updates.items()}
+        kept.append(
+            {
+                name: (use.tiles, use.kept_mass.mean, use.kept_mass.least)
+                for name, use in uses.items()
+                if use and use.kept_mass
+            }
+        )
+        assert bool(cut) == (worth == 1)
+    assert found[0] == found[1]
+    assert set(kept[0]) == {"window", "strided", "dynamic"}
+    assert kept[1] == {name: pytest.approx(told, abs=1e-5) for name, told in kept[0].items()}
+    assert any(True in empty and False in empty for empty in cut), "a group of which nothing is wanted has its place"

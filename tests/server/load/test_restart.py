@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 import urllib.request
 from pathlib import Path
@@ -11,6 +12,8 @@ from typing import Any, NamedTuple
 import pytest
 from longreach.config import EMBEDDED_MODEL_NAME
 
+from tests.pairwise import FULL
+from tests.server.load import kills
 from tests.server.load.process import ServerProcess, eventually
 
 pytestmark = pytest.mark.serial
@@ -78,6 +81,16 @@ def test_a_background_response_outlives_both_processes(tmp_path: Path) -> None:
         plain = call(server, "", {**asked, "store": False})
     assert again["usage"]["input_tokens_details"]["cached_tokens"] >= 128
     assert texts(again) == texts(plain)
+
+
+@pytest.mark.skipif(not os.environ.get(FULL), reason=f"takes half an hour; {FULL}=1 runs it")
+@pytest.mark.timeout(7200)
+def test_fifty_kills_make_no_answer_wrong() -> None:
+    totals = kills.run(50)
+    assert totals.kills == 50
+    assert totals.log["damaged files"] > 0, "no spoilt file was ever read"
+    assert totals.answers > 100
+    assert not totals.wrong
 
 
 def call(server: ServerProcess, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:

@@ -125,6 +125,38 @@ def test_a_question_is_stopped_by_a_key_and_by_a_button(server: LiveServer, open
     assert server.idle
 
 
+@pytest.mark.parametrize("reading", [True, False])
+def test_an_answer_goes_on_when_its_connection_is_cut(
+    server: LiveServer, open_page: OpenPage, says: Callable[[str], None], reading: bool
+) -> None:
+    page = open_page(server.url, expected=("ERR_",))
+    says("the keeper of the lantern walks")
+    upload(page, TEXT)
+    server.engine.hold_prefill, server.engine.hold_decode_after = reading, 4
+    turn = ask(page, "who?")
+    expect(turn.locator(".reading-words" if reading else ".answer")).to_contain_text("8 of" if reading else "the")
+
+    def cut() -> None:
+        for connection in [*server.connections]:
+            connection.transport.abort()
+        server.engine.hold_prefill, server.engine.hold_decode_after = False, None
+
+    server.call(cut)
+    expect(turn.locator(".answer")).to_have_text("the keeper of the lantern walks")
+    finished(page)
+    expect(turn.get_by_role("alert")).to_be_hidden()
+    assert len(server.engine.requests) == 1, "the same request goes on"
+
+
+def test_a_page_that_is_left_ends_its_question(server: LiveServer, open_page: OpenPage) -> None:
+    page = open_page(server.url)
+    server.engine.hold_decode_after = 3
+    turn = ask(page, "who?")
+    expect(turn.locator(".answer")).to_contain_text("User")
+    page.goto("about:blank")
+    eventually(lambda: len(server.engine.cancelled) == 1)
+
+
 def test_what_goes_wrong_is_said_in_words(server: LiveServer, open_page: OpenPage, says: Callable[[str], None]) -> None:
     page = open_page(server.url, expected=("429", "400", "404", "ERR_"))
     says("half an answer that breaks off")

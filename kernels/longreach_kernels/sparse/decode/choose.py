@@ -30,7 +30,7 @@ def _order(Best, row, limit, block, count):
 
 
 @triton.jit(
-    do_not_specialize=["stride_table", "limit"],
+    do_not_specialize=["stride_table", "limit", "room_of_head"],
     do_not_specialize_on_alignment=["ContextLens", "Table"],
 )
 def choose_kernel(
@@ -43,19 +43,20 @@ def choose_kernel(
     Table,
     stride_table,
     limit,
-    ROOM: tl.constexpr,
+    room_of_head,
     KV_HEADS: tl.constexpr,
     WIDTH: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     BLOCKS_OF_PAGE: tl.constexpr,
 ):
-    """Grid (Hkv, B). ``Last`` (B, Hkv, 2) int32 gets the order of the least block that is read, and which one is the
-    last to be read of those that are as great."""
+    """Grid (Hkv, B). A head reads ``room_of_head`` blocks, which is no constant, since callers choose it. ``Last``
+    (B, Hkv, 2) int32 gets the order of the least block that is read, and which one is the last to be read of those that
+    are as great."""
     kv_head = tl.program_id(0)
     seq = tl.program_id(1)
     num_keys = tl.load(ContextLens + seq)
     count = (num_keys + BLOCK_SIZE - 1) // BLOCK_SIZE
-    room = tl.minimum(count, ROOM)
+    room = tl.minimum(count, room_of_head)
     row = (seq * KV_HEADS + kv_head).to(tl.int64)
     number = tl.arange(0, WIDTH)
     value = tl.arange(0, 256)
@@ -85,18 +86,18 @@ def choose_kernel(
         take_same = (same > 0) & (equal + tl.cumsum(same, 0) <= room - above)
         take = (block < count) & ((order > last) | take_same)
         taking = take.to(tl.int32)
-        at = row * ROOM + taken + tl.cumsum(taking, 0) - 1
+        at = row * room_of_head + taken + tl.cumsum(taking, 0) - 1
         tl.store(Blocks + at, block, mask=take)
         page = tl.load(table + block // BLOCKS_OF_PAGE, mask=take, other=0)
         tl.store(Rows + at, page * BLOCKS_OF_PAGE + block % BLOCKS_OF_PAGE, mask=take)
         taken += tl.sum(taking)
         equal += tl.sum(same)
         last_equal = tl.maximum(last_equal, tl.max(tl.where(take_same, block, -1)))
-    for start in range(0, ROOM, WIDTH):
+    for start in range(0, room_of_head, WIDTH):
         rest = start + number
-        unused = (rest >= taken) & (rest < ROOM)
-        tl.store(Blocks + row * ROOM + rest, tl.full([WIDTH], 0, tl.int32) + limit, mask=unused)
-        tl.store(Rows + row * ROOM + rest, tl.zeros([WIDTH], tl.int32), mask=unused)
+        unused = (rest >= taken) & (rest < room_of_head)
+        tl.store(Blocks + row * room_of_head + rest, tl.full([WIDTH], 0, tl.int32) + limit, mask=unused)
+        tl.store(Rows + row * room_of_head + rest, tl.zeros([WIDTH], tl.int32), mask=unused)
     tl.store(Last + 2 * row, last.to(tl.int32, bitcast=True))
     tl.store(Last + 2 * row + 1, last_equal)
     if kv_head == 0:
@@ -174,7 +175,7 @@ def choose(
         batch.page_table,
         batch.page_table.stride(0),
         limit,
-        ROOM=room,
+        room,
         BLOCKS_OF_PAGE=blocks_of_page,
         **options,
     )

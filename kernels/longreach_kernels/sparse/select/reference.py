@@ -187,3 +187,41 @@ def _by_block(
     if tiles.window is not None:
         allowed &= starts + block > position - tiles.window + 1
     return products.view(len(of_blocks), -1, len(rows), len(starts)), allowed, rows < tile.num_rows
+
+
+def row_masses(
+    q: Tensor,
+    k_pages: Tensor,
+    batch: PagedBatch,
+    tiles: QueryTiles,
+    rows: tuple[Tensor, Tensor, Tensor],
+    logits: Logits,
+) -> Tensor:
+    """(K, Hkv, R, G) fp32: the log-sum-exp, in log2 units, of each row's logits in each key tile; -inf where it sees
+    none.
+
+    Args:
+        q: (T, Hq, D).
+        k_pages: (num_pages, page_size, Hkv, D).
+        batch, tiles, logits: of these.
+        rows: three (R,) int32: which of the T queries, or below 0 for none, their positions, and their sequences.
+    """
+    kv_heads = k_pages.shape[2]
+    group = q.shape[1] // kv_heads
+    found = torch.full((len(rows[0]), kv_heads, group, tiles.key_tiles), float("-inf"))
+    keys_of: dict[int, Tensor] = {}
+    for index, (row, position, seq) in enumerate(zip(*(x.tolist() for x in rows), strict=True)):
+        if row < 0:
+            continue
+        if seq not in keys_of:
+            length = int(batch.context_lens[seq])
+            pages = batch.page_table[seq, : -(-length // k_pages.shape[1])].long()
+            k = k_pages[pages].flatten(0, 1)[:length].float().transpose(0, 1)
+            keys_of[seq] = k if logits.k_scale is None else k * logits.k_scale[:, None, None]
+        scores = q[row].float().view(kv_heads, group, -1) @ keys_of[seq][:, : position + 1].mT * logits.scale
+        if logits.softcap is not None:
+            scores = logits.softcap * torch.tanh(scores / logits.softcap)
+        short = tiles.key_tiles * tiles.tile_k - position - 1
+        scores = torch.nn.functional.pad(scores, (0, short), value=float("-inf"))
+        found[index] = scores.unflatten(-1, (-1, tiles.tile_k)).logsumexp(-1) * math.log2(math.e)
+    return found.permute(3, 1, 0, 2).contiguous()

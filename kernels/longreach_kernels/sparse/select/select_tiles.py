@@ -15,6 +15,7 @@ from longreach_kernels.paged_api import list_tiles
 from longreach_kernels.sparse.select import reference
 from longreach_kernels.sparse.select.estimators import Antidiagonal, Estimator, Moments, Pooled
 from longreach_kernels.sparse.select.lists import ListFrame, edge_frame, lists_of_choice
+from longreach_kernels.sparse.select.mass_floor import FloorCounts, MassFloor, raised
 from longreach_kernels.sparse.select.query_tiles import QueryTiles, query_tiles
 from longreach_kernels.sparse.select.reference import Logits
 from longreach_kernels.sparse.select.targets import (
@@ -31,6 +32,8 @@ _ANTIDIAGONAL = Antidiagonal()
 # Where dense attention takes no longer than a choice and what is chosen: of 8,192 tokens 1.0 ms in a layer of a Llama
 # with 8 billion parameters (H200).
 DENSE_BELOW = 8192
+# Recalls of the estimate that are tried, one after another, where a choice keeps too little of the mass.
+WIDER = (0.98, 0.998)
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,6 +110,74 @@ def choose_tiles(
     Raises:
         ValueError: an argument does not fit; the message begins with its name.
     """
+    logits, kernels = _checked_choice(q, k_pages, plan, target, estimator, scale, softcap, k_scale, backend)
+    if plan.all_kept:
+        return lists_of_choice(plan.visible.expand(plan.frame.heads, -1, -1), plan.frame, kernels=kernels)
+    mass = masses(q, k_pages, plan.batch, plan.frame.tiles, logits, estimator, backend)
+    return lists_of_masses(mass, plan, _counted(target, estimator, plan), kernels=kernels)
+
+
+@torch.no_grad()
+def choose_above(
+    q: Tensor,
+    k_pages: Tensor,
+    plan: TilePlan,
+    floor: MassFloor,
+    *,
+    target: Target,
+    estimator: Estimator = _ANTIDIAGONAL,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sink_logits: Tensor | None = None,
+    k_scale: Tensor | None = None,
+    backend: str = "auto",
+) -> tuple[TileLists, FloorCounts]:
+    """As `choose_tiles`, with a floor under the mass that a few drawn queries of each tile keep (`mass_floor`).
+
+    Args:
+        floor: what a drawn query keeps at least.
+        sink_logits: (Hq,) of a learned sink, whose weight counts as kept.
+
+    Returns:
+        The lists, and what the test of the drawn queries found.
+
+    Raises:
+        ValueError: an argument does not fit; the message begins with its name.
+    """
+    logits, kernels = _checked_choice(q, k_pages, plan, target, estimator, scale, softcap, k_scale, backend)
+    batch, tiles = plan.batch, plan.frame.tiles
+    if tiles.window is not None:
+        raise ValueError(f"floor: is of layers that see everything, got a plan with a window of {tiles.window}")
+    mass = masses(q, k_pages, batch, tiles, logits, estimator, backend)
+    choices = [kept_of_masses(mass, plan, _counted(target, estimator, plan), kernels=kernels)]
+    for share in WIDER:
+        choices.append(choices[-1] | kept_of_masses(mass, plan, Recall(share), kernels=kernels))
+    seen = q, k_pages, batch, tiles, logits, sink_logits
+    keep, counts = raised(choices, plan.visible, plan.forced, floor, *seen, plain=not kernels)
+    return lists_of_choice(keep, plan.frame, kernels=kernels), counts
+
+
+def _counted(target: Target, estimator: Estimator, plan: TilePlan) -> Recall | Density | Threshold:
+    """The target, as a density where it is a speed-up."""
+    return density_of(target, estimator.cost(plan.frame.tiles.tile_k)) if isinstance(target, Speedup) else target
+
+
+def _checked_choice(
+    q: Tensor,
+    k_pages: Tensor,
+    plan: TilePlan,
+    target: Target,
+    estimator: Estimator,
+    scale: float | None,
+    softcap: float | None,
+    k_scale: Tensor | None,
+    backend: str,
+) -> tuple[Logits, bool]:
+    """What makes logits, and whether Triton kernels choose.
+
+    Raises:
+        ValueError: an argument does not fit.
+    """
     batch, tiles = plan.batch, plan.frame.tiles
     _check(q, k_pages, batch, tiles.window, None)
     made = (tiles.tile_q, tiles.tile_k), plan.frame.heads, len(tiles.seq)
@@ -123,13 +194,7 @@ def choose_tiles(
     factor = scale_of(q, scale)
     check_softcap(softcap)
     logits = Logits(factor, softcap, kv_scale_of(k_pages, "k_scale", k_scale))
-
-    kernels = not _is_plain(backend, q)
-    if plan.all_kept:
-        return lists_of_choice(plan.visible.expand(plan.frame.heads, -1, -1), plan.frame, kernels=kernels)
-    mass = masses(q, k_pages, batch, tiles, logits, estimator, backend)
-    chosen = density_of(target, estimator.cost(tiles.tile_k)) if isinstance(target, Speedup) else target
-    return lists_of_masses(mass, plan, chosen, kernels=kernels)
+    return logits, not _is_plain(backend, q)
 
 
 @torch.no_grad()
@@ -206,13 +271,16 @@ def select_tiles(
 
 def lists_of_masses(mass: Tensor, plan: TilePlan, target: Recall | Density | Threshold, *, kernels: bool) -> TileLists:
     """The lists of what `targets.choose` keeps; with ``kernels`` Triton's make them, with the same result."""
+    return lists_of_choice(kept_of_masses(mass, plan, target, kernels=kernels), plan.frame, kernels=kernels)
+
+
+def kept_of_masses(mass: Tensor, plan: TilePlan, target: Recall | Density | Threshold, *, kernels: bool) -> Tensor:
+    """(Hkv, Q, K) bool: what `targets.choose` keeps; with ``kernels`` Triton's say it, with the same result."""
     if kernels and isinstance(target, Recall) and target.share < 1:
         from longreach_kernels.sparse.select.list_kernels import choose_recall
 
-        keep = choose_recall(mass, plan.visible, plan.forced, target.share)
-    else:
-        keep = choose(mass, plan.visible, plan.forced, target)
-    return lists_of_choice(keep, plan.frame, kernels=kernels)
+        return choose_recall(mass, plan.visible, plan.forced, target.share)
+    return choose(mass, plan.visible, plan.forced, target)
 
 
 def _is_plain(backend: str, q: Tensor) -> bool:

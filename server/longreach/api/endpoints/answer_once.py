@@ -148,7 +148,7 @@ async def _make(run: IdentifiedRun, call: Call[M], work: Callable[[Call[M]], Awa
                 run.failed = True
                 if form is not None:
                     run.events.tell(form.failure(cancelled_error(), record.request_id))
-            log.info("%s", record.line())
+            record.log(log)
 
 
 async def _worked(work: Callable[[Call[M]], Awaitable[Response]], call: Call[M]) -> Response:

@@ -18,6 +18,7 @@ from longreach.api.schema.answers.completions import Completion
 from longreach.api.schema.requests.completions import CompletionRequest
 from longreach.api.service.call import Call
 from longreach.api.service.encode import TextEncoder, last_tokens
+from longreach.errors import InvalidRequestError
 from longreach.policies.schemas import SCHEMAS
 from longreach.text.prompt_places import Place, Span
 
@@ -43,6 +44,12 @@ async def _complete(call: Call[CompletionRequest]) -> Response:
     echoes = [await _echo(call, given, ids) for given, ids in zip(body.prompt, prompts, strict=True) if body.echo]
     grammar = await call.attend(call.service.compile_form(body, call.record.caller))
     choosing = body.candidates > body.n
+    if choosing and body.return_places:
+        raise InvalidRequestError(
+            "`return_places`: cannot be set with `best_of`, whose answers are chosen among when all are there.",
+            param="return_places",
+            code="invalid_value",
+        )
     spec = AnswerSpec(
         prompts=prompts,
         texts=[_text(call, given) for given in body.prompt],

@@ -11,6 +11,7 @@ from starlette.responses import Response
 from longreach.api.documentation.openapi import documented
 from longreach.api.endpoints.completions import prompts_of
 from longreach.api.endpoints.receive import receive
+from longreach.api.generation.choose_rope import answer_bound
 from longreach.api.generation.encode_prompts import encode_chat
 from longreach.api.generation.place_document import placed
 from longreach.api.generation.plan_answers import AnswerSpec, checked_attention, has_room, predicted, tokens_left
@@ -72,7 +73,7 @@ async def _spec(call: Call[Any]) -> AnswerSpec:
         return await _chat(call, body.turn, body.limit, body.n, body.add_special_tokens, body.truncate_prompt_tokens)
     if isinstance(body, MessageRequest):
         spec = await _chat(call, body.turn(call.service.chat.template.reads), None)
-        most = min(call.engine.info.max_model_len - len(spec.prompts[0]), body.max_tokens)
+        most = answer_bound(call, spec.prompts[0], body.max_tokens, spec.param)
         return AnswerSpec(prompts=spec.prompts, param=spec.param, max_tokens=most)
     conversation = await read_conversation(call)
     turn = body.turn(conversation.messages)
@@ -89,7 +90,7 @@ async def _chat(
 ) -> AnswerSpec:
     turn = await placed(call, turn)
     _, prompt = await encode_chat(call, turn, answer_tokens=limit or 1, special=special, keep=keep)
-    left = tokens_left(prompt, limit, call.engine.info, turn.param)
+    left = tokens_left(call, prompt, limit, turn.param)
     return AnswerSpec(prompts=[prompt], param=turn.param, max_tokens=left, choices=choices)
 
 

@@ -13,6 +13,7 @@ from longreach.api.documentation.openapi import documented
 from longreach.api.endpoints.answer_once import answer_once
 from longreach.api.endpoints.receive import receive
 from longreach.api.generation.answer import answer
+from longreach.api.generation.choose_rope import answer_bound
 from longreach.api.generation.encode_prompts import encode_chat
 from longreach.api.generation.message_builder import MessageBuilder
 from longreach.api.generation.place_document import placed
@@ -48,9 +49,9 @@ async def _answer(call: Call[MessageRequest]) -> Response:
     # The context may have less left than is asked for: `max_tokens` bounds an answer, and reserves nothing.
     prepared = await prepare_chat(call, body.turn(call.service.chat.template.reads), limit=None)
     spec = prepared.spec
-    left = call.engine.info.max_model_len - len(spec.prompts[0])
-    spec = replace(spec, max_tokens=min(left, body.max_tokens), stops=[*spec.stops, *body.stop_sequences])
-    return await answer(call, MessageBuilder(call, prepared.reader(), fills_context=body.max_tokens > left), spec)
+    most = answer_bound(call, spec.prompts[0], body.max_tokens, spec.param)
+    spec = replace(spec, max_tokens=most, stops=[*spec.stops, *body.stop_sequences])
+    return await answer(call, MessageBuilder(call, prepared.reader(), fills_context=body.max_tokens > most), spec)
 
 
 @router.post(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
@@ -12,7 +13,14 @@ from longreach.api.endpoints.model_page import model_info, model_page
 from longreach.api.http.error_forms import speaks_anthropic
 from longreach.api.http.respond import json_response
 from longreach.api.schema.answers.messages import ModelInfo
-from longreach.api.schema.answers.status import Model, ModelList, SamplingDefaults, Status, Version
+from longreach.api.schema.answers.status import (
+    Model,
+    ModelList,
+    RopeTableInfo,
+    SamplingDefaults,
+    Status,
+    Version,
+)
 from longreach.api.service.service import Phase, Service
 from longreach.metrics import CONTENT_TYPE
 
@@ -97,4 +105,5 @@ def _model(service: Service, name: str) -> Model:
         ),
         quantization=engine.info.quantization or None,
         weight_bytes=engine.info.weight_bytes,
+        rope_tables=[RopeTableInfo(*msgspec.structs.astuple(table)) for table in engine.info.rope_tables] or None,
     )

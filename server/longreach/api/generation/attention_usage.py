@@ -12,9 +12,13 @@ from longreach.api.schema.answers.usage import (
     AnswerKeptMass,
     AttentionUsage,
     DecodeUsage,
+    DrawnMass,
+    Guarantee,
     KeptMass,
     MissedMass,
     PolicyLayers,
+    QueriesBelow,
+    ReadAgain,
 )
 from longreach.engine.messages import AttentionUse, DecodeUse
 
@@ -38,6 +42,8 @@ def attention_usage(uses: Sequence[AttentionUse], answers: Collection[DecodeUse]
         flops_saved=sum(use.flops_saved for use in uses),
         kv_bytes_saved=sum(use.kv_bytes_saved for use in uses),
         kept_mass=_kept_mass(uses),
+        guarantee=_guarantee(uses),
+        tiles_unchosen=sum(use.unchosen for use in uses) if uses[0].policy.chooses_tiles else UNSET,
         decode=_decode(answers),
     )
 
@@ -61,6 +67,30 @@ def _decode(answers: Collection[DecodeUse]) -> DecodeUsage | UnsetType:
             max(answer.missed_max for answer in answers),
         ),
         kept_mass=kept,
+        read_again=sum(answer.whole_share * answer.queries for answer in answers) / max(1, tokens),
+    )
+
+
+def _guarantee(uses: Sequence[AttentionUse]) -> Guarantee | UnsetType:
+    """Of several prompts the sums, and what is said of queries below for the worst of them: a bound holds for each."""
+    tests = [use.floor for use in uses if use.floor is not None]
+    if not tests:
+        return UNSET
+    rows = sum(one.rows for one in tests)
+    again = sum(one.widened for one in tests), sum(one.dense for one in tests)
+    return Guarantee(
+        min_mass=tests[0].min_mass,
+        rows=rows,
+        drawn_queries=tests[0].drawn,
+        drawn_mass=DrawnMass(
+            sum(one.kept_mean * one.rows for one in tests) / rows if rows else 1.0,
+            min(one.kept_least for one in tests),
+            min(one.chosen_least for one in tests),
+        ),
+        read_again=ReadAgain(*again, sum(again) / rows if rows else 0.0),
+        queries_below=QueriesBelow(
+            max(one.below for one in tests), max(one.below_most for one in tests), tests[0].confidence
+        ),
     )
 
 

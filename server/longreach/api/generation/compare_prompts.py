@@ -10,7 +10,6 @@ from longreach.api.http.request_log import ComparedPrompt
 from longreach.api.schema.answers.usage import PartedPrompt
 from longreach.api.service.call import Call
 from longreach.api.service.recent_prompts import Asker, Nearest, nearest
-from longreach.policies.values import AttentionPolicy
 from longreach.setting_values import is_loopback
 from longreach.text.prompt_places import Place, Span, place_at
 from longreach.text.token_places import TokenPlaces
@@ -32,15 +31,16 @@ class PromptText:
     spans: Sequence[Span] | None = None
 
 
-def asker_of(call: Call[Any], attention: AttentionPolicy) -> Asker:
-    """Whose prompts share pages with those of a call."""
-    return Asker(call.record.caller, call.cache_salt, attention.key)
+def asker_of(call: Call[Any], contents: str) -> Asker:
+    """Whose prompts share pages with those of a call, whose `contents` are as `rope_choice.contents_key` says."""
+    return Asker(call.record.caller, call.cache_salt, contents)
 
 
 async def compare_prompts(
-    call: Call[Any], attention: AttentionPolicy, prompts: Sequence[list[int]], texts: Sequence[PromptText | None]
+    call: Call[Any], contents: str, prompts: Sequence[list[int]], texts: Sequence[PromptText | None]
 ) -> None:
-    """Note in the record of a call how its first prompt compares with recent ones, if the caller asks for that.
+    """Note in the record of a call how its first prompt, of these `contents`, compares with recent ones, if the caller
+    asks for that.
 
     It is done in threads, before the prompt itself is among the recent ones.
 
@@ -50,7 +50,7 @@ async def compare_prompts(
     if not call.body.return_cache_usage:
         return
     service, caller, prompt = call.service, call.record.caller, prompts[0]
-    recent = service.recent_prompts.of(asker_of(call, attention))
+    recent = service.recent_prompts.of(asker_of(call, contents))
     found = await call.attend(service.reading.call(nearest, recent, prompt, caller=caller))
     parted = None
     if found is not None and found.common < len(prompt):

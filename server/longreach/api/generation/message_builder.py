@@ -14,7 +14,7 @@ from longreach.api.generation.attention_usage import attention_usage
 from longreach.api.generation.chat_answer import PartReader
 from longreach.api.generation.choices import RunningAnswers
 from longreach.api.generation.text_stream import TextDelta
-from longreach.api.generation.usage import cache_usage
+from longreach.api.generation.usage import cache_usage, places_usage, rope_usage
 from longreach.api.http.sse import ANTHROPIC_STREAM, StreamForm
 from longreach.api.schema.answers.messages import (
     ContentBlock,
@@ -211,4 +211,6 @@ class MessageBuilder(AnswerBuilder[MessageRequest]):
             service_tier="batch" if self._body.service_tier == "flex" else "standard",
             attention=attention_usage(record.attention, record.decode.values()),
             cache=cache_usage(record),
+            rope_factor=rope_usage(record),
+            places=places_usage(record),
         )

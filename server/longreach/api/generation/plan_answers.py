@@ -8,7 +8,10 @@ from array import array
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
+from longreach.api.generation.answer_places import check_places
+from longreach.api.generation.choose_rope import context_of, factor_of, rope_table
 from longreach.api.generation.compare_prompts import PromptText, asker_of, compare_prompts
 from longreach.api.generation.deadlines import check_deadline, deadline_of
 from longreach.api.generation.predict import Prediction, predict
@@ -19,6 +22,7 @@ from longreach.config import Settings
 from longreach.engine.admission import Place, most_queued_tokens
 from longreach.engine.errors import QueueFullError
 from longreach.engine.messages import Generate, Started
+from longreach.engine.rope_choice import contents_key
 from longreach.errors import ContextLengthError, InvalidRequestError
 from longreach.policies.values import AttentionPolicy
 from longreach.text.stop import Stops
@@ -74,15 +78,17 @@ def check_told_again(fields: Sequence[str], prompts: Sequence[Sequence[int]], co
         )
 
 
-def tokens_left(prompt: Sequence[int], limit: int | None, info: Started, param: str) -> int:
-    """Tokens that an answer may have: `limit`, or what the context has left.
+def tokens_left(call: Call[Any], prompt: Sequence[int], limit: int | None, param: str) -> int:
+    """Tokens that an answer may have: `limit`, or what the context of the request's rotary table has left.
 
     Raises:
         ContextLengthError: it has none left.
+        InvalidRequestError: as `rope_table`.
     """
-    if len(prompt) >= info.max_model_len:
-        raise ContextLengthError(len(prompt), limit or 1, info.max_model_len, param=param)
-    return info.max_model_len - len(prompt) if limit is None else limit
+    most = call.engine.info.max_model_len
+    if len(prompt) >= most:
+        raise ContextLengthError(len(prompt), limit or 1, most, param=param)
+    return context_of(call, prompt, None, param) - len(prompt) if limit is None else limit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,12 +141,16 @@ async def plan_answers(call: Call[SamplingFields], answer_id: str, spec: AnswerS
         ClientGoneError: the caller went away.
     """
     attention = checked_attention(call, spec)
-    await compare_prompts(call, attention, spec.prompts, spec.texts)
+    factors = [factor_of(call, prompt, spec.max_tokens, spec.param) for prompt in spec.prompts]
+    call.record.stretched(max(factors))
+    if call.body.return_places:
+        call.record.wants_places()
+    await compare_prompts(call, contents_key(attention, factors[0]), spec.prompts, spec.texts)
     if call.body.deadline_ms is not None:
         check_deadline(call, await predicted(call, spec))
     planned = _planned(call, answer_id, spec, attention)
     _take_places(call, planned, spec, attention)
-    return _kept(call, planned, attention)
+    return _kept(call, planned)
 
 
 async def predicted(call: Call[SamplingFields], spec: AnswerSpec) -> Prediction:
@@ -150,9 +160,11 @@ async def predicted(call: Call[SamplingFields], spec: AnswerSpec) -> Prediction:
         EngineDeadError, ClientGoneError: as `predict`.
     """
     readers = _readers(spec.prompts, apart=spec.prompt_logprobs is not None)
-    left = call.engine.info.max_model_len - min(map(len, spec.prompts))
+    contexts = [context_of(call, prompt, spec.max_tokens, spec.param) for prompt in spec.prompts]
+    left = max(context - len(prompt) for context, prompt in zip(contexts, spec.prompts, strict=True))
     most = left if spec.max_tokens is None else max(spec.max_tokens, 1)
-    return await predict(call, spec.prompts, readers, max_tokens=most, choices=spec.choices)
+    factors = [factor_of(call, prompt, spec.max_tokens, spec.param) for prompt in spec.prompts]
+    return await predict(call, spec.prompts, readers, factors, max_tokens=most, choices=spec.choices)
 
 
 def has_room(call: Call[SamplingFields], spec: AnswerSpec) -> bool:
@@ -167,14 +179,16 @@ def has_room(call: Call[SamplingFields], spec: AnswerSpec) -> bool:
     return True
 
 
-def _kept(
-    call: Call[SamplingFields], planned: Sequence[PlannedAnswer], attention: AttentionPolicy
-) -> list[PlannedAnswer]:
+def _kept(call: Call[SamplingFields], planned: Sequence[PlannedAnswer]) -> list[PlannedAnswer]:
     """The same; later prompts are compared with these."""
     if not call.service.settings.prefix_cache:
         return [*planned]
-    recent, asker = call.service.recent_prompts, asker_of(call, attention)
-    return [replace(one, recent=recent.keep(asker, one.request.prompt)) if one.leads else one for one in planned]
+    recent = call.service.recent_prompts
+
+    def kept(one: PlannedAnswer) -> PlannedAnswer:
+        return replace(one, recent=recent.keep(asker_of(call, one.request.contents_key), one.request.prompt))
+
+    return [kept(one) if one.leads else one for one in planned]
 
 
 def checked_attention(call: Call[SamplingFields], spec: AnswerSpec) -> AttentionPolicy:
@@ -199,9 +213,12 @@ def checked_attention(call: Call[SamplingFields], spec: AnswerSpec) -> Attention
     check_token_ids([*body.logit_bias], info, "logit_bias")
     for prompt in spec.prompts:
         check_fit(prompt, max(spec.max_tokens or 0, 1), info, spec.param)
+        rope_table(call, prompt, spec.max_tokens, spec.param)
     _check_drawable(body, spec, info)
     attention = call.attention
     check_bounds(attention, info)
+    if body.return_places:
+        check_places(info, attention, several_gpus=settings.tensor_parallel_size * settings.context_parallel_size > 1)
     return attention
 
 
@@ -236,10 +253,11 @@ def _planned(
     stops = Stops(strings, call.tokenizer.special_ids(strings))
 
     def request(number: int, choice: int) -> Generate:
-        left = info.max_model_len - len(spec.prompts[number])
+        prompt = spec.prompts[number]
+        left = context_of(call, prompt, spec.max_tokens, spec.param) - len(prompt)
         return Generate(
             request_id=f"{answer_id}-{number * spec.choices + choice}",
-            prompt=spec.prompts[number],
+            prompt=prompt,
             max_tokens=left if spec.max_tokens is None else max(spec.max_tokens, 1),
             min_tokens=body.min_tokens,
             stop_token_ids=ends,
@@ -253,6 +271,8 @@ def _planned(
             prompt_logprobs=spec.prompt_logprobs if choice == 0 else None,
             attention=attention,
             caller=call.record.caller,
+            rope_factor=factor_of(call, prompt, spec.max_tokens, spec.param),
+            places=body.return_places,
         )
 
     return [
@@ -267,6 +287,8 @@ def _planned(
             due=deadline_of(call),
             grammar_field=spec.grammar_field,
             scores_end=spec.scores_end,
+            number=number * spec.choices + choice,
+            source=spec.texts[number] if spec.texts else None,
         )
         for number in range(len(spec.prompts))
         for choice in range(spec.choices)

@@ -49,10 +49,16 @@ def _sum(seconds: Sequence[float | None]) -> float | None:
 
 
 async def predict(
-    call: Call[SamplingFields], prompts: Sequence[list[int]], readers: Sequence[int], *, max_tokens: int, choices: int
+    call: Call[SamplingFields],
+    prompts: Sequence[list[int]],
+    readers: Sequence[int],
+    rope_factors: Sequence[float],
+    *,
+    max_tokens: int,
+    choices: int,
 ) -> Prediction:
     """Look at the prompts of a call, each with so many answers of `max_tokens` tokens; those with one number in
-    `readers` are equal, and that is the first one's.
+    `readers` are equal, and that is the first one's. Each has its rotary table.
 
     Raises:
         EngineDeadError: the engine is gone.
@@ -65,6 +71,7 @@ async def predict(
             prompts[number],
             call.cache_salt,
             attention,
+            rope_factors[number],
             max_tokens=max_tokens,
             answers=copies * choices,
             priority=body.priority,

@@ -61,9 +61,9 @@ async def prepare_chat(
     asked = await with_kept_files(call, turn)
     turn = await placed(call, asked)
     text, prompt = await encode_chat(call, turn, answer_tokens=limit or 1, special=special, keep=keep)
-    max_tokens = tokens_left(prompt, limit, call.engine.info, turn.param)
+    max_tokens = tokens_left(call, prompt, limit, turn.param)
     texts: list[PromptText | None] = []
-    if call.body.return_cache_usage and keep is None:
+    if (call.body.return_cache_usage or call.body.return_places) and keep is None:
         texts.append(PromptText(text, of_request(asked, turn, await chat_spans(call, turn, text))))
     reader, grammar = await call.attend(_form(call, turn, text))
     calls_or_answers = turn.forced is None and bool(turn.offered)

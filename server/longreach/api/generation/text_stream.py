@@ -8,12 +8,14 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from typing import Any
 
+from longreach.api.generation.answer_places import AttendedAnswer, places_of
+from longreach.api.generation.compare_prompts import PromptText
 from longreach.api.generation.deadlines import in_time
 from longreach.api.http.request_log import RequestRecord
 from longreach.api.service.call import Call
 from longreach.api.service.recent_prompts import RecentPrompt
 from longreach.engine.errors import RequestFailedError
-from longreach.engine.messages import FinishReason, Generate, Logprob, Update
+from longreach.engine.messages import AttendedBlocks, FinishReason, Generate, Logprob, Update
 from longreach.errors import InvalidRequestError
 from longreach.text.stop import Stops, StopStrings
 from longreach.text.tokenizer import Tokenizer
@@ -34,6 +36,8 @@ class PlannedAnswer:
         due: when its first token is, on the clock of `time.monotonic`, if it has a deadline.
         leads: it stands for its prompt where progress and cached tokens are counted; its copies do not.
         scores_end: the token that only ended the answer has its log-probability, too.
+        number: its place among the answers of the request.
+        source: what the prompt was made of, as far as that is known.
         recent: what later prompts are compared with, which the answer's tokens belong to.
     """
 
@@ -48,6 +52,8 @@ class PlannedAnswer:
     grammar_field: str | None = None
     scores_end: bool = False
     recent: RecentPrompt | None = None
+    number: int = 0
+    source: PromptText | None = None
 
 
 @dataclass(frozen=True)
@@ -82,6 +88,7 @@ async def generate_text(call: Call[Any], planned: PlannedAnswer) -> AsyncGenerat
         EngineError: as `EngineClient.generate`.
         InvalidRequestError: its grammar cannot be followed.
         DeadlineExceededError: its first token has not come in time.
+        ClientGoneError: the caller went away while places were found.
     """
     record = call.record
     writer = _Writer(planned, call.tokenizer, record)
@@ -92,9 +99,12 @@ async def generate_text(call: Call[Any], planned: PlannedAnswer) -> AsyncGenerat
                 record.progressed(update.request_id, *read)
                 if planned.recent is not None:
                     planned.recent.extend(update.tokens)
+            record.compiles(update.request_id, compiling=update.compiling)
             record.attended(update.request_id, update.attention, update.decode)
             delta = writer.push(update)
             if delta is not None:
+                if delta.finish_reason is not None and planned.request.places:
+                    record.placed(planned.number, await places_of(call, writer.attended()))
                 yield delta
                 if delta.finish_reason is not None:
                     return
@@ -127,6 +137,14 @@ class _Writer:
         self._written = 0
         self._logprobs: deque[tuple[int, Logprob]] = deque()
         self._untold: list[int] = []
+        self._told: list[str] = []  # of an answer whose places are asked for
+        self._attended: list[tuple[int, AttendedBlocks]] = []
+
+    def attended(self) -> AttendedAnswer:
+        """The answer so far, and what its tokens attended to."""
+        planned = self._planned
+        told = "".join(self._told)
+        return AttendedAnswer(planned.number, planned.request.prompt, planned.source, told, self._attended)
 
     def push(self, update: Update) -> TextDelta | None:
         """What an update adds, if anything."""
@@ -143,6 +161,8 @@ class _Writer:
                 break
             if update.logprobs:
                 self._logprobs.append((self._decoded, update.logprobs[i]))
+            if update.attended:
+                self._attended.append((self._decoded, update.attended[i]))
             text += self._match(self._detokenizer.push(token), token)
             if self._matcher.matched is not None:
                 return self._delta(text, update, "stop")
@@ -172,6 +192,8 @@ class _Writer:
     def _delta(self, text: str, update: Update, finish: FinishReason | None) -> TextDelta:
         text = self._shown(text)
         self._written += len(text)
+        if self._planned.request.places:
+            self._told.append(text)
         tokens, self._untold = self._untold, []
         certain = []
         # A token whose text lies behind a stop string is no part of the answer.

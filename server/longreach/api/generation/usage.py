@@ -11,7 +11,7 @@ import msgspec
 from longreach.api.generation.attention_usage import attention_usage
 from longreach.api.generation.text_stream import PlannedAnswer
 from longreach.api.http.request_log import RequestRecord
-from longreach.api.schema.answers.usage import CachedTokens, CacheUsage, PromptProgress, Usage
+from longreach.api.schema.answers.usage import CachedTokens, CacheUsage, PromptProgress, SentencePlaces, Usage
 from longreach.api.schema.requests.sampling import ChoiceFields
 from longreach.api.service.call import Call
 
@@ -21,7 +21,21 @@ def usage_of(record: RequestRecord) -> Usage:
     prompt, output = record.prompt_tokens or 0, record.output_tokens
     cached = CachedTokens(record.cached_tokens)
     attention = attention_usage(record.attention, record.decode.values())
-    return Usage(prompt, output, prompt + output, cached, attention, cache_usage(record))
+    return Usage(
+        prompt,
+        output,
+        prompt + output,
+        cached,
+        attention,
+        cache_usage(record),
+        rope_usage(record),
+        places_usage(record),
+    )
+
+
+def rope_usage(record: RequestRecord) -> float | msgspec.UnsetType:
+    """The largest factor of its prompts' rotary tables, where the server has such."""
+    return record.rope_factor or msgspec.UNSET
 
 
 def cache_usage(record: RequestRecord) -> CacheUsage | msgspec.UnsetType:
@@ -38,6 +52,13 @@ def cache_usage(record: RequestRecord) -> CacheUsage | msgspec.UnsetType:
         seen=compared.seen,
         parted=compared.parted,
     )
+
+
+def places_usage(record: RequestRecord) -> list[SentencePlaces] | msgspec.UnsetType:
+    """What of the prompts the answers attended to, in their order, where that was asked for."""
+    if record.places is None:
+        return msgspec.UNSET
+    return [one for _, places in sorted(record.places.items()) for one in places]
 
 
 class StreamExtras:

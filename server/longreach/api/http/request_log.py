@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import ipaddress
+import logging
 import re
 import time
 import uuid
 from dataclasses import dataclass, field
 
 from longreach.api.http.auth import ApiKey
-from longreach.api.schema.answers.usage import PartedPrompt
+from longreach.api.schema.answers.usage import PartedPrompt, SentencePlaces
 from longreach.engine.messages import AttentionUse, DecodeUse
 
 _PLAIN = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
@@ -34,7 +35,8 @@ class ComparedPrompt:
 class RequestRecord:
     """What one request has come to so far. Its methods say what happened, and only they change it.
 
-    Nothing in it comes from the prompt's text, but for `compared`, of which the log has numbers alone. All times are
+    Nothing in it comes from the prompt's text, but for `compared`, of which the log has numbers alone, and `places`, of
+    which it has nothing. All times are
     those of `time.monotonic`, in seconds.
 
     Attributes:
@@ -46,6 +48,8 @@ class RequestRecord:
         attention: what each prompt was computed with, unless that was dense.
         compared: the prompt beside the caller's recent ones, if the caller asks for that.
         decode: what each answer has read so far under a decode budget, by its request to the engine.
+        rope_factor: the largest factor of its prompts' rotary tables; 0 where there are none.
+        places: of each answer what its sentences attended to, by its number; None if nobody asks.
         at_end: what is left to do when the request has ended, however that was.
     """
 
@@ -72,8 +76,11 @@ class RequestRecord:
     finish: str | None = field(default=None, init=False)
     attention: list[AttentionUse] = field(default_factory=list, init=False)
     decode: dict[str, DecodeUse] = field(default_factory=dict, init=False)
+    rope_factor: float = field(default=0.0, init=False)
+    places: dict[int, list[SentencePlaces]] | None = field(default=None, init=False)
     at_end: contextlib.ExitStack = field(default_factory=contextlib.ExitStack, init=False)
     _shows_progress: bool = field(default=False, init=False)
+    _compiling: set[str] = field(default_factory=set, init=False)
     _read: dict[str, tuple[int, int, int, int]] = field(default_factory=dict, init=False)
 
     @property
@@ -111,13 +118,30 @@ class RequestRecord:
         totals = map(sum, zip(*self._read.values(), strict=True))
         self.computed_tokens, self.cached_tokens, self.host_tokens, self.disk_tokens = totals
 
+    def compiles(self, engine_request_id: str, *, compiling: bool) -> None:
+        """Whether an answer waits for kernels to be compiled."""
+        (self._compiling.add if compiling else self._compiling.discard)(engine_request_id)
+
     def due(self, deadline_ms: int, predicted: float | None) -> None:
         """The first token is due so long after the request came, and is predicted in so many seconds from now."""
         self.deadline_ms, self.predicted = deadline_ms, predicted
 
+    def stretched(self, rope_factor: float) -> None:
+        """Its prompts' rotary tables have this factor at most; 0 where there are none."""
+        self.rope_factor = rope_factor
+
     def compare(self, compared: ComparedPrompt) -> None:
         """The caller is to be told what was cached, and why no more was."""
         self.compared = compared
+
+    def wants_places(self) -> None:
+        """The caller is to be told what the answers attended to."""
+        self.places = {}
+
+    def placed(self, choice: int, places: list[SentencePlaces]) -> None:
+        """The sentences of an answer attended to these places."""
+        assert self.places is not None, "nobody asked"
+        self.places[choice] = places
 
     def attended(self, engine_request_id: str, prompt: AttentionUse | None, answer: DecodeUse | None) -> None:
         """A prompt was computed under a policy, or an answer has read so much; None where there is no news."""
@@ -153,6 +177,8 @@ class RequestRecord:
         """What a silent stream sends: a line that says nothing, or a comment with the progress if that is wanted."""
         if not self._shows_progress:
             return _SILENT_LINE
+        if self._compiling:
+            return b": compiling\n"
         if self.output_tokens:
             return f": decode {self.output_tokens}\n".encode()
         return f": prefill {self.computed_tokens}/{self.prompt_tokens}\n".encode()
@@ -163,39 +189,65 @@ class RequestRecord:
 
     def line(self) -> str:
         """The log line; bounded, since each of its words is."""
-        words = [f"id={self.request_id}", f"{self.method} {self.path}", f"status={self.status or '-'}"]
-        if self.key is not None:
-            words.append(f"key={self.key.name}")
-        if self.asker is not None:
-            words.append(f"user={self.asker}")
-        if self.document is not None:
-            words.append(f"document={self.document}")
-        if self.completion_id is not None:
-            words += [
-                f"completion={self.completion_id}",
-                f"prompt={self.prompt_tokens}",
-                f"cached={self.cached_tokens}",
-                f"output={self.output_tokens}",
-            ]
-            if self.compared is not None:
-                words += self._cache_words(self.compared)
-            if self.first_token is not None:
-                words.append(f"ttft={self.first_token - self.started:.3f}s")
-        if self.deadline_ms is not None:
-            words.append(f"deadline={self.deadline_ms / 1000:.3f}s")
-            words += [] if self.predicted is None else [f"predicted={self.predicted:.3f}s"]
-        words.append(f"total={time.monotonic() - self.started:.3f}s")
-        if self.finish is not None:
-            words.append(f"finish={self.finish}")
-        return " ".join(words)
+        return _line(self.fields())
 
-    def _cache_words(self, compared: ComparedPrompt) -> list[str]:
-        words = [f"host={self.host_tokens}", f"disk={self.disk_tokens}", f"seen={compared.seen}"]
+    def fields(self) -> dict[str, str | int | float | None]:
+        """What the line says, by name; times in seconds."""
+        said: dict[str, str | int | float | None] = {
+            "id": self.request_id,
+            "method": self.method,
+            "path": self.path,
+            "status": self.status,
+        }
+        named = {"key": self.key and self.key.name, "user": self.asker, "document": self.document}
+        said |= {name: value for name, value in named.items() if value is not None}
+        if self.completion_id is not None:
+            said |= {
+                "completion": self.completion_id,
+                "prompt": self.prompt_tokens,
+                "cached": self.cached_tokens,
+                "output": self.output_tokens,
+            }
+            if self.compared is not None:
+                said |= self._of_cache(self.compared)
+            if self.first_token is not None:
+                said["ttft"] = _rounded(self.first_token - self.started)
+        if self.deadline_ms is not None:
+            said["deadline"] = _rounded(self.deadline_ms / 1000)
+            said |= {} if self.predicted is None else {"predicted": _rounded(self.predicted)}
+        said["total"] = _rounded(time.monotonic() - self.started)
+        if self.finish is not None:
+            said["finish"] = self.finish
+        return said
+
+    def log(self, logger: logging.Logger, level: int = logging.INFO) -> None:
+        """Write the line to a log, which has its fields by name, too."""
+        fields = self.fields()
+        logger.log(level, "%s", _line(fields), extra={"request": fields})
+
+    def _of_cache(self, compared: ComparedPrompt) -> dict[str, str | int]:
+        said: dict[str, str | int] = {"host": self.host_tokens, "disk": self.disk_tokens, "seen": compared.seen}
         if (parted := compared.parted) is not None:
-            words.append(f"parted={parted.token}")
-            words += [f"message={parted.message}"] if parted.message is not None else []
-            words += [f"field={parted.field}"] if parted.field is not None else []
-        return words
+            said["parted"] = parted.token
+            said |= {} if parted.message is None else {"message": parted.message}
+            said |= {} if parted.field is None else {"field": parted.field}
+        return said
+
+
+def _rounded(seconds: float) -> float:
+    return round(seconds, 3)
+
+
+def _line(fields: dict[str, str | int | float | None]) -> str:
+    rest = {name: value for name, value in fields.items() if name not in ("id", "method", "path")}
+    words = [f"id={fields['id']}", f"{fields['method']} {fields['path']}"]
+    return " ".join(words + [f"{name}={_word(value)}" for name, value in rest.items()])
+
+
+def _word(value: str | float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.3f}s" if isinstance(value, float) else str(value)
 
 
 def request_id_from(header: bytes | None) -> str:

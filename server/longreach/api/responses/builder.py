@@ -17,7 +17,7 @@ from longreach.api.generation.chat_answer import PartReader
 from longreach.api.generation.choices import RunningAnswers
 from longreach.api.generation.logprob_objects import TokenNames, chat_logprobs
 from longreach.api.generation.text_stream import TextDelta
-from longreach.api.generation.usage import cache_usage
+from longreach.api.generation.usage import cache_usage, places_usage, rope_usage
 from longreach.api.http.error_answers import as_api_error
 from longreach.api.http.request_log import RequestRecord
 from longreach.api.http.sse import OPENAI_STREAM, StreamForm
@@ -292,4 +292,6 @@ class ResponseBuilder(AnswerBuilder[ResponseRequest]):
             total_tokens=prompt + output,
             attention=attention_usage(record.attention, record.decode.values()),
             cache=cache_usage(record),
+            rope_factor=rope_usage(record),
+            places=places_usage(record),
         )

@@ -95,6 +95,7 @@ def stream_of(events: EventRecord, record: RequestRecord, service: Service, firs
 
 async def begin_again(service: Service) -> None:
     """Begin again what was being made when the server before this one ended; what cannot be has failed."""
+    await service.kept.opened()
     waiting = service.kept.waiting
     while waiting:
         which = waiting[0]
@@ -208,4 +209,4 @@ async def _run(planned: _Planned, run: BackgroundRun) -> None:
                 run.tell(await builder.fail(api_error))
             await service.kept.update(record.owner, builder.object())
         finally:
-            log.info("%s", record.line())
+            record.log(log)

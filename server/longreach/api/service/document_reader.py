@@ -20,6 +20,7 @@ from longreach.documents.errors import DocumentNotFoundError
 from longreach.documents.read_ahead import ReadAhead
 from longreach.engine.errors import EngineDeadError, EngineError
 from longreach.engine.looks import Looked
+from longreach.engine.rope_choice import factor_for
 from longreach.errors import ApiError, OverloadedError, UnavailableError
 from longreach.policies.values import AttentionPolicy
 
@@ -127,7 +128,8 @@ class DocumentReader:
             engine, _ = self._service.require_ready()
             prefix = await self.prefixes.of(document)
             async with asyncio.timeout(_LOOK_SECONDS):
-                return await engine.look(prefix, document.salt, self._policy(document))
+                factor = factor_for(engine.info.rope_tables, len(prefix))
+                return await engine.look(prefix, document.salt, self._policy(document), factor)
         except (ApiError, EngineError, TimeoutError):  # not a matter of the document, which is told without it
             return None
 
@@ -226,7 +228,8 @@ class DocumentReader:
 
     async def _pin(self, document: Document, prefix: Sequence[int]) -> None:
         engine, _ = self._service.require_ready()
-        await engine.pin(document.id, [*prefix], document.salt, self._policy(document))
+        factor = factor_for(engine.info.rope_tables, len(prefix))
+        await engine.pin(document.id, [*prefix], document.salt, self._policy(document), factor)
 
     def _policy(self, document: Document) -> AttentionPolicy:
         return self._service.settings.default_policy if document.attention is None else document.attention

@@ -12,6 +12,7 @@ import secrets
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
+from longreach.api.http.race import race
 from longreach.api.http.request_log import RequestRecord
 from longreach.api.schema.requests.chat_messages import Message
 from longreach.api.service.service import Service
@@ -137,7 +138,7 @@ class _Upload:
             pipeline = await stack.enter_async_context(
                 TextPipeline(text, service.encoding, caller=self._caller, ahead=ahead)
             )
-            await self._receive(pipeline, around)
+            await race(self._receive(pipeline, around, ahead), pipeline.failed())
             beginning = await pipeline.settle()
             last = await pipeline.last()
             prefix = [*around.first, *pipeline.ids, *(last if around.behind is None else ())]
@@ -148,7 +149,7 @@ class _Upload:
         service.document_reader.read(kept, prefix if around.is_known and beginning is not None else None)
         return kept, is_new
 
-    async def _receive(self, pipeline: TextPipeline, around: _Around) -> None:
+    async def _receive(self, pipeline: TextPipeline, around: _Around, ahead: ReadAhead | None) -> None:
         decoder = TextDecoder(self._document.name, self._incoming.media_type)
         guard = None if around.behind is None else self._tokenizer.marks.growing_guard()
         if guard is None:
@@ -164,6 +165,8 @@ class _Upload:
             is_empty = is_empty and not text
             await self._store(text, len(chunk))
             await pipeline.feed(text if guard is None else guard.feed(text))
+            if ahead is not None and self._incoming.length is not None and self._bytes:
+                ahead.expect(round(ahead.fed_tokens * max(1.0, self._incoming.length / self._bytes)))
         text = decoder.end()
         if is_empty and not text:
             raise self._invalid("there is no text in it.", "invalid_value")

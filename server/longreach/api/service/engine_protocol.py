@@ -60,6 +60,7 @@ class EngineProtocol(Protocol):
         prompt: Sequence[int],
         cache_salt: str = ...,
         attention: AttentionPolicy = ...,
+        rope_factor: float = ...,
         *,
         max_tokens: int = ...,
         answers: int = ...,
@@ -74,7 +75,14 @@ class EngineProtocol(Protocol):
         """Yield the updates of one request; closing the generator cancels it."""
         ...
 
-    async def pin(self, name: str, prompt: list[int], cache_salt: str = ..., attention: AttentionPolicy = ...) -> None:
+    async def pin(
+        self,
+        name: str,
+        prompt: list[int],
+        cache_salt: str = ...,
+        attention: AttentionPolicy = ...,
+        rope_factor: float = ...,
+    ) -> None:
         """Have what is cached of a prompt evicted last, or raise an `EngineDeadError`."""
         ...
 

@@ -14,8 +14,8 @@ from longreach.api.service.kept import Item, Kept
 from longreach.api.service.response_store import ResponseStore
 from longreach.api.service.unfinished import Begun, Unfinished
 from longreach.config import Settings
-from longreach.errors import ConfigError, UnavailableError, quoted
-from longreach.util.database_file import StoreFileError
+from longreach.errors import UnavailableError
+from longreach.util.handover import AwaitedStore
 from longreach.util.work_pool import WorkPool
 
 log = logging.getLogger(__name__)
@@ -41,29 +41,32 @@ class KeptResponses:
     """
 
     def __init__(self, settings: Settings) -> None:
-        self._store: ResponseStore | None = None
+        self._kept: AwaitedStore[ResponseStore] | None = None
+        self._is_file = settings.responses_store not in ("memory", "none")
         self.waiting: list[Unfinished] = []
         self._pool = WorkPool("responses", 1)
         if settings.responses_store == "none":
             return
         path = None if settings.responses_store == "memory" else Path(settings.responses_store)
         seconds = settings.responses_store_days * _SECONDS_A_DAY
-        try:
-            self._store = ResponseStore(path, settings.responses_store_bytes, seconds)
-            self.waiting = self._store.unfinished
-        except StoreFileError as error:
-            shown = quoted(settings.responses_store, 256)
-            raise ConfigError(f"--responses-store: {shown} cannot be used: {error}") from None
+        self._kept = AwaitedStore(
+            lambda: ResponseStore(path, settings.responses_store_bytes, seconds),
+            "--responses-store",
+            settings.responses_store,
+            waits=settings.handover,
+        )
+        if self._kept.store is not None:
+            self.waiting = self._kept.store.unfinished
 
     @property
     def enabled(self) -> bool:
         """Whether anything is kept."""
-        return self._store is not None
+        return self._kept is not None
 
     @property
     def lasts(self) -> bool:
         """Whether another process goes on with what this one leaves."""
-        return self._store is not None and self._store.is_file
+        return self._kept is not None and self._is_file
 
     async def put(
         self,
@@ -95,6 +98,15 @@ class KeptResponses:
             return store.update(owner, body, body["output"])
 
         return await self._do(update, owner)
+
+    async def opened(self) -> None:
+        """Wait until no other server has the file: `waiting` is known then.
+
+        Raises:
+            UnavailableError: it cannot be used.
+        """
+        if self._kept is not None and self._kept.store is None:
+            self.waiting = (await self._kept.wait()).unfinished
 
     async def begin_again(self, which: Unfinished) -> Begun | None:
         """As `ResponseStore.begin_again`."""
@@ -136,14 +148,16 @@ class KeptResponses:
 
     async def stop(self) -> None:
         """Close the store once what was begun has been written."""
-        if self._store is not None:
-            await self._do(lambda store: store.close(), "")
-            self._store = None
+        if self._kept is not None:
+            self._kept.stop()
+            if self._kept.store is not None:
+                await self._do(lambda store: store.close(), "")
+            self._kept = None
         self._pool.close()
 
     async def _do(self, function: Callable[[ResponseStore], T], owner: str) -> T:
-        store: Any = self._store
-        assert store is not None, "callers ask whether anything is kept"
+        assert self._kept is not None, "callers ask whether anything is kept"
+        store: Any = await self._kept.get()
         try:
             return await self._pool.call(function, store, caller=owner)
         except sqlite3.Error as error:

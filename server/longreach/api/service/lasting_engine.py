@@ -100,6 +100,7 @@ class LastingEngine(EngineProtocol):
         prompt: Sequence[int],
         cache_salt: str = "",
         attention: AttentionPolicy = DENSE,
+        rope_factor: float = 0.0,
         *,
         max_tokens: int = 1,
         answers: int = 1,
@@ -112,6 +113,7 @@ class LastingEngine(EngineProtocol):
             prompt,
             cache_salt,
             attention,
+            rope_factor,
             max_tokens=max_tokens,
             answers=answers,
             priority=priority,
@@ -119,9 +121,16 @@ class LastingEngine(EngineProtocol):
             caller=caller,
         )
 
-    async def pin(self, name: str, prompt: list[int], cache_salt: str = "", attention: AttentionPolicy = DENSE) -> None:
+    async def pin(
+        self,
+        name: str,
+        prompt: list[int],
+        cache_salt: str = "",
+        attention: AttentionPolicy = DENSE,
+        rope_factor: float = 0.0,
+    ) -> None:
         """As `EngineProtocol.pin`."""
-        await self._engine.pin(name, prompt, cache_salt, attention)
+        await self._engine.pin(name, prompt, cache_salt, attention, rope_factor)
 
     async def unpin(self, name: str) -> None:
         """As `EngineProtocol.unpin`."""

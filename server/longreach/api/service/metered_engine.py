@@ -71,9 +71,16 @@ class MeteredEngine(EngineProtocol):
         """As `EngineProtocol.seconds_to_read`."""
         return self._engine.seconds_to_read(request_id)
 
-    async def pin(self, name: str, prompt: list[int], cache_salt: str = "", attention: AttentionPolicy = DENSE) -> None:
+    async def pin(
+        self,
+        name: str,
+        prompt: list[int],
+        cache_salt: str = "",
+        attention: AttentionPolicy = DENSE,
+        rope_factor: float = 0.0,
+    ) -> None:
         """As `EngineProtocol.pin`."""
-        await self._engine.pin(name, prompt, cache_salt, attention)
+        await self._engine.pin(name, prompt, cache_salt, attention, rope_factor)
 
     async def unpin(self, name: str) -> None:
         """As `EngineProtocol.unpin`."""
@@ -84,6 +91,7 @@ class MeteredEngine(EngineProtocol):
         prompt: Sequence[int],
         cache_salt: str = "",
         attention: AttentionPolicy = DENSE,
+        rope_factor: float = 0.0,
         *,
         max_tokens: int = 1,
         answers: int = 1,
@@ -96,6 +104,7 @@ class MeteredEngine(EngineProtocol):
             prompt,
             cache_salt,
             attention,
+            rope_factor,
             max_tokens=max_tokens,
             answers=answers,
             priority=priority,

@@ -18,7 +18,7 @@ import threading
 from collections import deque
 from collections.abc import Iterator
 
-LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
+from longreach.util.log_lines import LogFormat, formatter
 
 # Kept for a reader that is slow: the lines of twenty thousand requests.
 _BUFFER_BYTES = 4 << 20
@@ -28,8 +28,11 @@ _LAST_WORDS_SECONDS = 1.0
 
 
 @contextlib.contextmanager
-def unblocked_output(buffer_bytes: int = _BUFFER_BYTES, last_words: float = _LAST_WORDS_SECONDS) -> Iterator[None]:
-    """Lead this process's stdout and stderr through pipes for as long as the context lasts.
+def unblocked_output(
+    form: LogFormat = "text", buffer_bytes: int = _BUFFER_BYTES, last_words: float = _LAST_WORDS_SECONDS
+) -> Iterator[None]:
+    """Lead this process's stdout and stderr through pipes for as long as the context lasts; its own
+    lines have `form`.
 
     At its end what is in them is written, for at most `last_words` seconds each. If that was not enough, nobody reads,
     and whatever is said later goes nowhere, since it would block the end of the process.
@@ -38,7 +41,7 @@ def unblocked_output(buffer_bytes: int = _BUFFER_BYTES, last_words: float = _LAS
     with contextlib.ExitStack() as pipes:
         for stream in (sys.stdout, sys.stderr):
             if stream is not None and (number := _descriptor(stream)) in (1, 2):
-                pipe = OutputPipe(number, buffer_bytes)
+                pipe = OutputPipe(number, buffer_bytes, form)
                 pipes.callback(pipe.close, last_words)
                 pipes.callback(stream.flush)
                 if number == 2 and faults:  # it speaks when no thread runs any more
@@ -57,8 +60,9 @@ def _descriptor(stream: object) -> int:
 class OutputPipe:
     """Stands in for the file descriptor `number`; `destination` is a duplicate of what it was."""
 
-    def __init__(self, number: int, buffer_bytes: int = _BUFFER_BYTES) -> None:
+    def __init__(self, number: int, buffer_bytes: int = _BUFFER_BYTES, form: LogFormat = "text") -> None:
         self._number = number
+        self._form: LogFormat = form
         self._buffer_bytes = buffer_bytes
         self._chunks: deque[bytes] = deque()
         self._size = 0  # bytes that are not written yet
@@ -136,7 +140,7 @@ class OutputPipe:
                 if self._chunks:
                     data = self._chunks[0]  # it takes room until it is written
                 elif self._dropped:  # everything before is written: the reader reads again
-                    data = (b"" if ends_line else b"\n") + _told(self._dropped)
+                    data = (b"" if ends_line else b"\n") + _told(self._dropped, self._form)
                     self._dropped = 0
                 else:
                     return
@@ -158,7 +162,7 @@ def _write_all(descriptor: int, data: bytes) -> None:
             poll.poll()
 
 
-def _told(lines: int) -> bytes:
+def _told(lines: int, form: LogFormat) -> bytes:
     """The line of the log that stands for others."""
     record = logging.makeLogRecord(
         {
@@ -169,4 +173,4 @@ def _told(lines: int) -> bytes:
             "args": (lines,),
         }
     )
-    return (logging.Formatter(LOG_FORMAT).format(record) + "\n").encode()
+    return (formatter(form).format(record) + "\n").encode()

@@ -8,10 +8,12 @@ from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
+from longreach_patches import PLACE_MASK, ROW_SHIFT
 
 from longreach.engine.requests.request import Request
 from longreach.engine.requests.step_plan import Chunk, StepPlan
-from longreach.policies.values import StepPolicy
+from longreach.engine.requests.tile_worth import TilePart, Tiling
+from longreach.policies.values import DENSE, Dynamic, StepPolicy
 
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
@@ -28,6 +30,7 @@ class HostGroup:
         num_decodes: leading sequences of one token.
         max_seqlen_q, max_context_len: the longest of each.
         prompt_lens: tokens of each sequence's prompt.
+        parts: where key tiles are chosen, the parts of each sequence in order, each with the sequence's number.
     """
 
     policy: StepPolicy
@@ -38,6 +41,12 @@ class HostGroup:
     max_seqlen_q: int
     max_context_len: int
     prompt_lens: Int32
+    parts: tuple[tuple[int, TilePart], ...] = ()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it has no sequence, as a group of a step of which nothing is wanted."""
+        return self.sequences.start == self.sequences.stop
 
 
 @dataclass(frozen=True)
@@ -45,7 +54,8 @@ class HostBatch:
     """The arrays of one step: T tokens of B sequences, with logits of R rows.
 
     Attributes:
-        input_ids, positions, slots: (T,) the tokens, where they sit in their sequence, and where their keys go.
+        input_ids, positions, slots: (T,) the tokens, where they sit in their sequence, and where their keys go. Of a
+            model with rotary tables a position names the sequence's, as `longreach_patches.rope_tables` says.
         seq_slots: (B,) the requests' `seq_slot`.
         cu_seqlens_q: (B + 1,) where each sequence's tokens start.
         context_lens: (B,) tokens of each sequence that are in its pages after this step.
@@ -78,6 +88,11 @@ class HostBatch:
     other_slots: Int64 | None = None
     state_reads: Int64 | None = None
     state_writes: Int64 | None = None
+
+    @property
+    def places(self) -> Int64:
+        """(T,) where the tokens sit in their sequence, whatever their rotary tables are."""
+        return self.positions & PLACE_MASK
 
     @property
     def all_slots(self) -> list[Int64]:
@@ -114,7 +129,8 @@ class HostBatch:
         return np.bincount(owners, minlength=len(self.seq_slots))
 
     def of_wanted(self, *, lone_as_decodes: bool) -> HostBatch:
-        """The step of `logit_rows` alone, of which there must be some; `groups` are not looked at.
+        """The step of `logit_rows` alone, of which there must be some. Each group keeps its place, be it empty; where
+        tiles are chosen the rows are at the end of a prompt, which sees everything, and their group is dense.
 
         With `lone_as_decodes` leading sequences of one row are decodes, otherwise those alone that are so here.
         """
@@ -137,11 +153,32 @@ class HostBatch:
             num_decodes=decodes,
             max_seqlen_q=1 if decodes == len(kept) else max(2, longest),
             max_context_len=int(self.context_lens[kept].max()),
-            groups=(),
+            groups=tuple(self._wanted_groups(kept, counts, lone_as_decodes=lone_as_decodes)),
             other_slots=None if self.other_slots is None else self.other_slots.take(rows, 1),
             state_reads=None,  # a layer that keeps a state needs all rows
             state_writes=None,
         )
+
+    def _wanted_groups(self, kept: Int64, counts: Int64, *, lone_as_decodes: bool) -> Iterator[HostGroup]:
+        """The groups of the step of so many rows of each sequence that is `kept`."""
+        starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+        for group in self.groups:
+            first, last = np.searchsorted(kept, [group.sequences.start, group.sequences.stop]).tolist()
+            of_group = counts[first:last]
+            lone = int(np.argmax(of_group > 1)) if (of_group > 1).any() else len(of_group)
+            decodes = (
+                lone if lone_as_decodes else int((kept[first:last] < group.sequences.start + group.num_decodes).sum())
+            )
+            yield HostGroup(
+                policy=DENSE if isinstance(group.policy, Dynamic) else group.policy,
+                sequences=slice(first, last),
+                tokens=slice(int(starts[first]), int(starts[last])),
+                cu_seqlens_q=starts[first : last + 1] - starts[first],
+                num_decodes=decodes,
+                max_seqlen_q=1 if decodes == len(of_group) else max(2, int(of_group.max())),
+                max_context_len=int(self.context_lens[kept[first:last]].max(initial=0)),
+                prompt_lens=group.prompt_lens[kept[first:last] - group.sequences.start],
+            )
 
 
 class BatchBuilder:
@@ -151,12 +188,23 @@ class BatchBuilder:
     the group's stride: there is one group for each of `strides`. `dropped` is the id that stands for a page that a
     window has left behind. The device has the same tables:
     each batch says what has changed since the one before it, and all of them have to reach the device.
+    `rope_factors` are those of the model's rotary tables, in their order, if it has such. `tiling` says how dynamic
+    policies choose tiles; None where there are none.
     """
 
     def __init__(
-        self, max_num_seqs: int, max_pages: int, page_size: int, strides: Sequence[int] = (1,), dropped: int = 0
+        self,
+        max_num_seqs: int,
+        max_pages: int,
+        page_size: int,
+        strides: Sequence[int] = (1,),
+        dropped: int = 0,
+        rope_factors: Sequence[float] = (),
+        tiling: Tiling | None = None,
     ) -> None:
         num_groups = len(strides)
+        self._rope_rows = {factor: row << ROW_SHIFT for row, factor in enumerate(rope_factors)}
+        self._tiling = tiling
         self._page_size = page_size
         self._strides = strides
         self._tables: Int32 = np.zeros((num_groups, max_num_seqs, max_pages), np.int32)
@@ -193,6 +241,9 @@ class BatchBuilder:
         # The last rows of each chunk, as many as are wanted: counted down from its end.
         before_end = np.repeat(np.cumsum(wanted), wanted) - np.arange(wanted.sum())
         reads, writes = _states(chunks)
+        if self._rope_rows:
+            rows = [self._rope_rows[chunk.request.spec.rope_factor] for chunk in chunks]
+            positions |= np.repeat(np.array(rows, np.int64), sizes)
         return HostBatch(
             input_ids=input_ids,
             positions=positions,
@@ -206,7 +257,7 @@ class BatchBuilder:
             max_seqlen_q=_longest(chunks),
             max_context_len=longest,
             num_pages=-(-longest // self._page_size),
-            groups=() if plan.is_dense else tuple(_groups(plan, cu_seqlens_q, ends)),
+            groups=() if plan.is_dense else tuple(_groups(plan, cu_seqlens_q, ends, self._tiling)),
             other_slots=in_pages[1:] if len(in_pages) > 1 else None,
             state_reads=reads,
             state_writes=writes,
@@ -277,7 +328,7 @@ def _longest(chunks: Sequence[Chunk]) -> int:
     return max(1 if chunk.as_decodes else max(2, chunk.length) for chunk in chunks)
 
 
-def _groups(plan: StepPlan, cu_seqlens_q: Int32, ends: Int32) -> Iterator[HostGroup]:
+def _groups(plan: StepPlan, cu_seqlens_q: Int32, ends: Int32, tiling: Tiling | None) -> Iterator[HostGroup]:
     first = 0
     for policy, chunks in plan.groups:
         counts = [chunk.num_sequences for chunk in chunks]
@@ -292,5 +343,19 @@ def _groups(plan: StepPlan, cu_seqlens_q: Int32, ends: Int32) -> Iterator[HostGr
             max_seqlen_q=_longest(chunks),
             max_context_len=int(ends[first:last].max()),
             prompt_lens=np.repeat(np.array([chunk.request.prompt_tokens for chunk in chunks], np.int32), counts),
+            parts=_parts(policy, chunks, tiling),
         )
         first = last
+
+
+def _parts(policy: StepPolicy, chunks: Sequence[Chunk], tiling: Tiling | None) -> tuple[tuple[int, TilePart], ...]:
+    """As `HostGroup.parts`: each chunk of a prompt is one sequence."""
+    if not isinstance(policy, Dynamic) or not policy.chooses_tiles or tiling is None:
+        return ()
+    return tuple(
+        (index, part)
+        for index, chunk in enumerate(chunks)
+        for part in chunk.request.measured.tiles.parts(
+            chunk.start, chunk.end, chunk.request.prompt_tokens, policy.dense_below, tiling
+        )
+    )

@@ -7,15 +7,18 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from longreach_kernels import PagedBatch
+from longreach_kernels.compile_beside import raise_if_missing
 from longreach_kernels.delta import StateBatch
 from longreach_patches import KVPages, LoadedModel, PagedStep, StateStep, StateStore, StepMeasurements, WantedRows
 from torch import distributed, nn
 
-from longreach.engine.device.batch_builder import HostBatch
+from longreach.engine.device.attended_blocks import StepAttended, asks
+from longreach.engine.device.batch_builder import HostBatch, HostGroup
 from longreach.engine.device.device_tables import DeviceTables
-from longreach.engine.device.graphs.capture import Needs, others
+from longreach.engine.device.graphs.capture import Needs, Tapped, others, tap_of
 from longreach.engine.device.graphs.decode import DecodeGraphs
 from longreach.engine.device.graphs.mixed import MixedGraphs
 from longreach.engine.device.graphs.policy import PolicyGraphs, Replayed
@@ -25,6 +28,7 @@ from longreach.engine.device.policies.mass_samples import StepSamples
 from longreach.engine.kv_cache.offload_index import CacheMoves
 from longreach.engine.requests.step_plan import StepPlan
 from longreach.engine.scheduling.limits import Limits
+from longreach.policies.values import SparseDecode
 from longreach.util.transfer import upload
 
 # Rows that the last layer need not compute before it is told so: that takes copies to the device, some 50 us.
@@ -37,6 +41,9 @@ def forward(loaded: LoadedModel, step: PagedStep, input_ids: torch.Tensor, posit
     the step's wanted ones if it has any.
 
     Of a long step each context rank has some of the tokens; all have all logits.
+
+    Raises:
+        KernelsMissingError: under `KernelsBeside.guarded`, if kernels are not compiled yet; nothing was computed.
     """
     if (sizes := loaded.layout.token_sizes(len(input_ids))) is not None:
         return _spread(loaded, step, input_ids, positions, rows, sizes)
@@ -48,6 +55,7 @@ def forward(loaded: LoadedModel, step: PagedStep, input_ids: torch.Tensor, posit
         logits_to_keep=rows if step.wanted is None else 0,  # 0: all that the last layer gives
         paged_step=step,
     )
+    raise_if_missing()
     return output.logits[0]
 
 
@@ -115,10 +123,11 @@ class StepGraphs(NamedTuple):
         """For a model's steps over these pages and `states`, with nothing captured yet; `drawn` as for `ForwardPass`,
         `needs` what decodes need."""
         run, fill = functools.partial(forward, loaded), functools.partial(fill_pending, drawn=drawn)
+        observed = policies.observed
         return cls(
-            DecodeGraphs(run, fill, pages, needs, limits, states),
-            PolicyGraphs(run, fill, pages, needs, limits, policies.answers, states),
-            MixedGraphs(run, fill, pages, needs, limits, states),
+            DecodeGraphs(run, fill, pages, needs, limits, states, observed),
+            PolicyGraphs(run, fill, pages, needs, limits, policies.answers, states, observed),
+            MixedGraphs(run, fill, pages, needs, limits, states, observed),
         )
 
     def steps(self) -> Iterator[Callable[[], torch.Tensor]]:
@@ -165,7 +174,7 @@ class StepGraphs(NamedTuple):
             return self.by_policy.replay(batch, page_tables)
         graphs = self.decode if batch.is_decode_only else self.mixed
         logits = graphs.replay(batch, page_tables)
-        return None if logits is None else Replayed(logits)
+        return None if logits is None else Replayed(logits, tapped=graphs.tapped)
 
 
 class ForwardPass:
@@ -193,6 +202,7 @@ class ForwardPass:
         self.page_tables = page_tables
         self.policies = policies
         self._graphs = graphs
+        self._tapped: Tapped | None = None
         self.host = host
 
     @torch.inference_mode()
@@ -202,21 +212,39 @@ class ForwardPass:
         if self.loaded.layout.size > 1 and batch.has_pending:
             distributed.broadcast(self.drawn, 0)
         if self._graphs is not None and (replayed := self._graphs.replay(batch, self.page_tables)) is not None:
+            self._tapped = replayed.tapped
             return replayed.logits, None if plan is None else StepSamples.of_replay(plan, replayed.step)
         return self._eager(batch, plan)
 
-    def _wanted(self, batch: HostBatch, logit_rows: torch.Tensor) -> WantedRows | None:
-        """What the last layer is asked for, where that is much less than all: nothing after it looks at other rows."""
+    @torch.inference_mode()
+    def attended(self, plan: StepPlan) -> StepAttended | None:
+        """What the tokens that the last step has drawn attended to, for the requests of its `plan` that ask."""
+        backend = self.loaded.patched.backend.name
+        return StepAttended.of(plan, self._tapped, self.pages, self.page_tables, backend)
+
+    def _wanted(self, batch: HostBatch, logit_rows: torch.Tensor, samples: StepSamples | None) -> WantedRows | None:
+        """What the last layer is asked for, where that is much less than all: nothing after it looks at other rows.
+
+        Of `samples` it measures those of answers within a budget of keys, whose rows are all wanted.
+        """
         if not self.loaded.patched.fused:
             return None  # the model's own last layer computes all
         unwanted = len(batch.input_ids) - len(batch.logit_rows)
-        if batch.groups or unwanted < _WORTH_LEAVING_OUT or self.loaded.layout.context_size > 1:
+        if unwanted < _WORTH_LEAVING_OUT or self.loaded.layout.context_size > 1:
+            return None
+        invariant = self.loaded.patched.batch_invariant
+        if batch.groups and (invariant or any(_recomputes_budget(group, batch) for group in batch.groups)):
             return None
         if not len(batch.logit_rows):
             return WantedRows(logit_rows, None)
-        alone = batch.of_wanted(lone_as_decodes=not self.loaded.patched.batch_invariant)
+        alone = batch.of_wanted(lone_as_decodes=not invariant)
         [seq_slots] = upload([alone.seq_slots], logit_rows.device)
-        return WantedRows(logit_rows, self._on_device(alone, seq_slots))
+        paged = self._on_device(alone, seq_slots)
+        asked = None if samples is None else samples.samples
+        if asked:
+            budgets = (isinstance(group.policy, SparseDecode) for group in batch.groups)
+            asked = [sample if is_budget else None for sample, is_budget in zip(asked, budgets, strict=True)]
+        return WantedRows(logit_rows, paged, self.policies.groups(alone, paged, asked))
 
     @torch.inference_mode()
     def move(self, moves: CacheMoves) -> None:
@@ -247,9 +275,22 @@ class ForwardPass:
         paged = self._on_device(batch, seq_slots)
         samples = StepSamples.of_step(plan, batch, paged) if plan is not None else None
         groups = self.policies.groups(batch, paged, samples.samples if samples is not None else None)
-        wanted = self._wanted(batch, logit_rows)
+        wanted = self._wanted(batch, logit_rows, samples)
         states = self._states_of(batch, paged.cu_seqlens_q)
-        step = PagedStep(self.pages, paged, slots, groups, wanted, states, other_slots=other_slots)
+        asked = plan is not None and asks(plan)
+        tap = tap_of(self.policies.observed, logit_rows) if asked else None
+        step = PagedStep(
+            self.pages,
+            paged,
+            slots,
+            groups,
+            wanted,
+            states,
+            other_slots=other_slots,
+            unmeasured=self.policies.unmeasured,
+            tap=tap,
+        )
+        self._tapped = None if tap is None else Tapped(tap.kept)
         logits = forward(self.loaded, step, input_ids, positions, logit_rows)
         measured = step.measured()
         if self.loaded.layout.size > 1:
@@ -290,9 +331,21 @@ def _lone(batch: HostBatch) -> Iterator[tuple[slice, slice]]:
         yield slice(tokens, tokens + count), slice(sequences, sequences + count)
 
 
+def _recomputes_budget(group: HostGroup, batch: HostBatch) -> bool:
+    """Whether it has tokens of answers within a budget of keys whose logits are not wanted: what they miss is measured
+    in all layers."""
+    if not isinstance(group.policy, SparseDecode):
+        return False
+    first, last = np.searchsorted(batch.logit_rows, [group.tokens.start, group.tokens.stop])
+    return last - first < group.tokens.stop - group.tokens.start
+
+
 def _of_all_ranks(measured: StepMeasurements) -> StepMeasurements:
     """What was measured, with the tiles that dynamic policies chose counted over the heads of all ranks."""
     for group in measured:
         if group.visited is not None:
-            distributed.all_reduce(group.visited)  # in place: the sum over layers was made for this
+            distributed.all_reduce(group.visited)  # in place: it was stacked for this
+        for _, _, found in group.floor:
+            distributed.all_reduce(found.counts)
+            distributed.all_reduce(found.least, op=distributed.ReduceOp.MIN)
     return measured

@@ -6,12 +6,15 @@ behind it; whoever wants them waits for that copy alone.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from itertools import accumulate, islice
 
 import numpy as np
 import torch
+from longreach_kernels.compile_beside import KernelsBeside
 
+from longreach.engine.device.attended_blocks import StepAttended
 from longreach.engine.device.batch_builder import BatchBuilder, HostBatch
 from longreach.engine.device.forward_pass import ForwardPass
 from longreach.engine.device.policies.mass_samples import StepSamples
@@ -31,14 +34,22 @@ class Runner:
     """Executes plans on one device, and has the other `ranks` do their part of them.
 
     It keeps of requests the table of their pages, on the host and on the device, and there the token each drew last.
+    With `kernels` no step waits for the compilation of one.
     """
 
-    def __init__(self, computing: ForwardPass, builder: BatchBuilder, ranks: Ranks | None = None) -> None:
+    def __init__(
+        self,
+        computing: ForwardPass,
+        builder: BatchBuilder,
+        ranks: Ranks | None = None,
+        kernels: KernelsBeside | None = None,
+    ) -> None:
         self._loaded = computing.loaded
         self.overlaps = self._loaded.device.type == "cuda"
         self._computing = computing
         self._builder = builder
         self._ranks = ranks
+        self._kernels = kernels
         self._vocab_size = self._loaded.config.vocab_size
         self._seconds: float | None = None
 
@@ -47,14 +58,16 @@ class Runner:
         """Compute every chunk of `plan`; the result waits for the tokens that were drawn."""
         batch = self._builder.build(plan)
         span = DeviceSpan() if self._loaded.device.type == "cuda" else None
-        logits, samples = self._logits(plan, batch)
+        with contextlib.nullcontext() if self._kernels is None else self._kernels.guarded():
+            logits, samples = self._logits(plan, batch)
+        attended = self._computing.attended(plan)
         drawing = [chunk for chunk in plan.chunks if chunk.num_draws]
         draws = [Draw(chunk.request, chunk.drafts[:after]) for chunk in drawing for after in range(chunk.num_draws)]
         tokens = logits.new_empty(0, dtype=torch.int64)
         if draws:
             how = SamplingTensors.of(draws, self._vocab_size)
             tokens = sample(self._drawing_rows(logits, plan), moved(how, self._loaded.device))
-        drawn = _Drawn(drawing, tokens, StepLogprobs(plan, logits, tokens), samples)
+        drawn = _Drawn(drawing, tokens, StepLogprobs(plan, logits, tokens), samples, attended)
         self._remember(drawing, tokens)  # last: until then the step can be launched again
         if span is None:
             return drawn
@@ -95,6 +108,8 @@ class Runner:
 
     def close(self) -> None:
         """As `StepRunner.close`."""
+        if self._kernels is not None:
+            self._kernels.close()
         if self._ranks is not None:
             self._ranks.dismiss()
             self._computing.close()
@@ -138,16 +153,24 @@ class _Drawn:
     """What a step has drawn by request, the log-probabilities, and what was measured, on their way to the host."""
 
     def __init__(
-        self, drawing: list[Chunk], tokens: torch.Tensor, logprobs: StepLogprobs, samples: StepSamples | None
+        self,
+        drawing: list[Chunk],
+        tokens: torch.Tensor,
+        logprobs: StepLogprobs,
+        samples: StepSamples | None,
+        attended: StepAttended | None,
     ) -> None:
         self._drawing = drawing
         self._tokens = OnItsWay(tokens)
         self._logprobs = logprobs
         self._samples = samples
+        self._attended = attended
 
     def __call__(self) -> dict[str, list[int]]:
         [drawn] = self._tokens.lists()
         self._logprobs.deliver()
+        if self._attended is not None:
+            self._attended.deliver()
         tokens = iter(drawn)
         found = {chunk.request.id: list(islice(tokens, chunk.num_draws)) for chunk in self._drawing}
         if self._samples is not None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from longreach.engine.kv_cache.eviction_order import EvictionOrder
 
 BLOCK = 4096  # bytes that a file system gives at a time
+_RENEWED_AFTER = 60 * 10**9  # nanoseconds after which a file's time is set to its last use
 
 
 def taken(size: int) -> int:
@@ -25,6 +26,7 @@ def taken(size: int) -> int:
 class _Entry:
     bytes: int
     ready: bool  # it has been written
+    saved: int  # the last use that its file tells of
     readers: int = 0
 
     @property
@@ -34,8 +36,8 @@ class _Entry:
 
 
 class DiskIndex:
-    """Entries of at most `most_bytes` together; of those that nobody reads the one used longest ago goes first, and
-    pinned ones go last."""
+    """Entries of at most `most_bytes` together; of those that nobody reads the one used longest ago goes first, see
+    `last_use`, and pinned ones go last."""
 
     def __init__(self, most_bytes: int) -> None:
         if most_bytes < BLOCK:
@@ -56,35 +58,40 @@ class DiskIndex:
         entry = self._entries.get(path)
         return entry is not None and entry.ready
 
-    def found(self, files: Iterable[tuple[str, int]]) -> list[str]:
-        """Take in files that are there at the start, by path and size, the one used longest ago first.
+    def found(self, files: Iterable[tuple[str, int, int]]) -> list[str]:
+        """Take in files that are there at the start: path, size, and when each was used.
 
         Returns:
             The paths that have to be deleted, for they are more than the bound allows.
         """
-        for path, size in files:
-            self._entries[path] = _Entry(taken(size), ready=True)
+        for path, size, used in files:
+            self._entries[path] = _Entry(taken(size), ready=True, saved=used)
             self.bytes += taken(size)
-            self._touch(path)
-        gone: list[str] = []
-        while self.bytes > self.most_bytes:
-            gone.append(self._evict())
-        return gone
+            self._use(path, used)
+        return self._make_room(0) or []
 
-    def add(self, path: str, size: int) -> list[str] | None:
-        """Make room for a file that will be written.
+    def admits(self, size: int, used: int) -> bool:
+        """Whether a file that was used then might find room: something that was used before goes first."""
+        wanted = taken(size)
+        if self._busy + wanted > self.most_bytes:
+            return False
+        return self.bytes + wanted <= self.most_bytes or self._oldest(used, []) is not None
+
+    def add(self, path: str, size: int, used: int | None = None) -> list[str] | None:
+        """Make room for a file that will be written, and that was `used` then; None: now.
 
         Returns:
-            The paths that have to be deleted before; None if the file is known already or there is no room for it.
+            The paths that have to be deleted before; None if the file is known already, if there is no room for it, or
+            if what would go for it was used later: of a prompt that is larger than the disk the beginning stays.
         """
         wanted = taken(size)
         if path in self._entries or self._busy + wanted > self.most_bytes:
             return None
-        gone: list[str] = []
-        while self.bytes + wanted > self.most_bytes:
-            gone.append(self._evict())
-        self._entries[path] = _Entry(wanted, ready=False)
-        self._touch(path)
+        if (gone := self._make_room(wanted, used)) is None:
+            return None
+        self._entries[path] = entry = _Entry(wanted, ready=False, saved=0)
+        self._use(path, used)
+        entry.saved = self._order.used(path)
         self.bytes += wanted
         self._busy += wanted
         return gone
@@ -102,9 +109,31 @@ class DiskIndex:
             self.bytes -= entry.bytes
             self._busy -= entry.bytes if entry.is_busy else 0
 
+    def note_uses(self, uses: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
+        """Note when entries, as far as they are here, were used; the paths whose files ought to tell of it, and when
+        these were used."""
+        late: list[tuple[str, int]] = []
+        for path, used in uses:
+            if (entry := self._entries.get(path)) is not None:
+                self._use(path, used)
+                if entry.ready and used - entry.saved >= _RENEWED_AFTER:
+                    late.append(self._saved(path, entry))
+        return late
+
+    def unsaved(self) -> list[tuple[str, int]]:
+        """As `note_uses`, of all files that tell of an earlier use than their last, or of a later one."""
+        return [
+            self._saved(path, entry)
+            for path, entry in self._entries.items()
+            if entry.ready and entry.saved != self._order.used(path)
+        ]
+
+    def last_use(self, path: str) -> int:
+        """When an entry that is here was used."""
+        return self._order.used(path)
+
     def use(self, path: str) -> None:
         """Somebody reads an entry: it stays until `used`."""
-        self._touch(path)
         entry = self._entries[path]
         self._busy += 0 if entry.is_busy else entry.bytes
         entry.readers += 1
@@ -120,7 +149,7 @@ class DiskIndex:
         for path in paths:
             self._pins[path] += 1
             if path in self._entries:
-                self._touch(path)
+                self._use(path, self._order.used(path))
 
     def unpin(self, paths: Sequence[str]) -> None:
         """Take back one `pin` of each of these; those that nobody pins any more go first, in this order."""
@@ -140,10 +169,28 @@ class DiskIndex:
         for path, entry in self._entries.items():
             assert entry.readers >= 0, f"{path} has been given back too often"
 
-    def _evict(self) -> str:
-        oldest = next(path for path in self._order if not self._entries[path].is_busy)
-        self.remove(oldest)
-        return oldest
+    def _make_room(self, wanted: int, used: int | None = None) -> list[str] | None:
+        """The entries that go for so many bytes; None, changing nothing, if one of them was used later than that."""
+        gone: list[str] = []
+        excess = self.bytes + wanted - self.most_bytes
+        while excess > 0:
+            if (oldest := self._oldest(used, gone)) is None:
+                return None
+            gone.append(oldest)
+            excess -= self._entries[oldest].bytes
+        for path in gone:
+            self.remove(path)
+        return gone
 
-    def _touch(self, path: str) -> None:
-        self._order.use(path, pinned=self._pins[path] > 0)
+    def _oldest(self, used: int | None, gone: list[str]) -> str | None:
+        """The entry that goes next, behind those that are `gone`, for one that was used then; None if all were used
+        later."""
+        oldest = self._order.first(lambda path: self._entries[path].is_busy or path in gone)
+        return None if oldest is None or (used is not None and self._order.used(oldest) > used) else oldest
+
+    def _saved(self, path: str, entry: _Entry) -> tuple[str, int]:
+        entry.saved = self._order.used(path)
+        return path, entry.saved
+
+    def _use(self, path: str, used: int | None) -> None:
+        self._order.use(path, used=used, pinned=self._pins[path] > 0)

@@ -9,20 +9,19 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import errno
-import fcntl
 import logging
 import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from longreach.engine.disk import entry_file
+from longreach.engine.disk import entry_file, folder_lock
 from longreach.engine.disk.disk_index import DiskIndex
 from longreach.engine.disk.entry_file import Contents, DamagedEntryError
 from longreach.engine.stats import DiskStats
@@ -33,7 +32,6 @@ _READERS = 8  # a checksum runs at some GB/s on one core, a drive at ten
 _REST_SECONDS = 30.0  # without writing, after a write has failed
 _MOST_QUEUED_BYTES = 1 << 30  # that wait to be written, until there should come no more
 _PREFIX = "kv1-"
-_READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
 
 
 class Done(NamedTuple):
@@ -64,29 +62,30 @@ class DiskStore:
     A namespace stands for everything that the contents depend on beside their key: the model with its revision, the
     dtype, the layout, the rank. What other namespaces left behind makes room as it ages.
 
+    Where another process has the folder and this one `waits`, nothing is there and nothing is kept until that ends.
+
     Raises:
         ValueError: the folder cannot be made, or another process uses it; the message names the cure.
     """
 
-    def __init__(self, folder: Path, namespace: str, most_bytes: int) -> None:
+    def __init__(self, folder: Path, namespace: str, most_bytes: int, *, waits: bool = False) -> None:
         self.counts = DiskCounts()
         self._folder = folder
         self._namespace = _PREFIX + namespace
         self._index = DiskIndex(most_bytes)
-        self._lock = _locked(folder)  # None where nothing can be written
+        self._lock = folder_lock.opened(folder)  # None where nothing can be written
         self._rests_until = 0.0
         self._queued_bytes = 0
         self._done: queue.SimpleQueue[tuple[Done, int, Exception | None]] = queue.SimpleQueue()
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        start = time.monotonic()
-        self._delete(self._index.found(_files(folder)))
-        if len(self._index):
-            logger.info(
-                "found %d entries, %.1f MB, on disk in %.1f s",
-                len(self._index),
-                self._index.bytes / 1e6,
-                time.monotonic() - start,
-            )
+        self._found: queue.SimpleQueue[list[tuple[str, int, int]]] = queue.SimpleQueue()
+        self._is_ours = folder_lock.take(self._lock, folder, waits=waits)
+        self._over = threading.Event()
+        self._waiter = threading.Thread(target=self._await_folder, name="disk-folder", daemon=True)
+        if self._is_ours:
+            self._begin(_files(folder, time.time_ns()))
+        else:
+            self._waiter.start()
         self._reads: dict[bytes, Future[None]] = {}
         self._readers = ThreadPoolExecutor(_READERS, "disk-reader")
         self._writer = threading.Thread(target=self._write_all, name="disk-writer", daemon=True)
@@ -121,22 +120,44 @@ class DiskStore:
         """Whether so much waits to be written that more should wait elsewhere."""
         return self._queued_bytes >= _MOST_QUEUED_BYTES
 
-    def write(self, key: bytes, parts: Sequence[Contents], ready: Callable[[], object] | None = None) -> bool:
+    def admits(self, size: int, used: int) -> bool:
+        """Whether an entry of so many bytes, that was used then, would be written if there is room for it."""
+        return self._keeps and self._index.admits(size + entry_file.HEADER_BYTES, used)
+
+    def write(
+        self,
+        key: bytes,
+        parts: Sequence[Contents],
+        ready: Callable[[], object] | None = None,
+        used: int | None = None,
+    ) -> bool:
         """Begin to write an entry, whose `parts` must not change until `done` has it; False if it is not kept.
 
-        `ready` waits until the parts are what is to be written; the thread that writes calls it.
+        It was `used` then, see `last_use`; None: now. `ready` waits until the parts are what is to be written; the
+        thread that writes calls it.
         """
         path, size = self._path(key), sum(memoryview(part).nbytes for part in parts)
         if path in self._index:
             return False
-        gone = None if self.is_resting else self._index.add(path, size + entry_file.HEADER_BYTES)
+        used = time.time_ns() if used is None else used
+        gone = self._index.add(path, size + entry_file.HEADER_BYTES, used) if self._keeps else None
         if gone is None:
             self.counts.refused += 1
             return False
         self._queued_bytes += size
         self._delete(gone)
-        self._work.put(lambda: self._run(Done(key, is_read=False, ok=True), size, entry_file.write, parts, ready))
+        write = partial(entry_file.write, used=used)
+        self._work.put(lambda: self._run(Done(key, is_read=False, ok=True), size, write, parts, ready))
         return True
+
+    def use(self, uses: Iterable[tuple[bytes, int]]) -> None:
+        """Note when entries, as far as they are here, were used, see `last_use`."""
+        if late := self._index.note_uses((self._path(key), used) for key, used in uses):
+            self._work.put(lambda: self._renew(late))
+
+    def used(self, key: bytes) -> int:
+        """When an entry that is here was used."""
+        return self._index.last_use(self._path(key))
 
     def read(
         self, key: bytes, parts: Sequence[bytearray | memoryview], ready: Callable[[], object] | None = None
@@ -158,6 +179,9 @@ class DiskStore:
 
     def done(self) -> list[Done]:
         """What has come to its end since the last call."""
+        if not self._is_ours and not self._found.empty():
+            self._is_ours = True
+            self._begin(self._found.get())
         found: list[Done] = []
         with contextlib.suppress(queue.Empty):
             while True:
@@ -181,6 +205,11 @@ class DiskStore:
 
     def close(self) -> None:
         """Finish what has been begun, and let others use the folder."""
+        self._over.set()
+        if self._waiter.is_alive():
+            self._waiter.join()
+        unsaved = self._index.unsaved() if self._is_ours else []
+        self._work.put(lambda: self._renew(unsaved))
         self._work.put(None)
         self._writer.join()
         self._readers.shutdown()
@@ -190,6 +219,22 @@ class DiskStore:
     def check(self) -> None:
         """Assert what holds of the entries at any time."""
         self._index.check()
+
+    @property
+    def _keeps(self) -> bool:
+        return self._is_ours and not self.is_resting
+
+    def _begin(self, files: list[tuple[str, int, int]]) -> None:
+        """Take in what is there."""
+        self._delete(self._index.found(files))
+        if len(self._index):
+            logger.info("found %d entries, %.1f MB, on disk", len(self._index), self._index.bytes / 1e6)
+
+    def _await_folder(self) -> None:
+        """In a thread: have the folder once the process that has it ends, which no thread needs to be told."""
+        assert self._lock is not None
+        if folder_lock.wait(self._lock, self._folder, self._over):
+            self._found.put(_files(self._folder, time.time_ns()))
 
     def _path(self, key: bytes) -> str:
         name = key.hex()
@@ -205,6 +250,12 @@ class DiskStore:
         with contextlib.suppress(OSError):  # a file that stays is found, and counted, at the next start
             (self._folder / path).unlink()
 
+    def _renew(self, files: Sequence[tuple[str, int]]) -> None:
+        """Have files tell when they were used: the order of uses outlives the process."""
+        for path, used in files:
+            with contextlib.suppress(OSError):  # it is gone, or can only be read
+                os.utime(self._folder / path, ns=(max(0, used), max(0, used)))
+
     def _write_all(self) -> None:
         while (work := self._work.get()) is not None:
             work()
@@ -213,7 +264,7 @@ class DiskStore:
         self,
         done: Done,
         size: int,
-        work: Callable[[Path, Sequence[bytearray | memoryview]], None],
+        work: Callable[..., None],
         parts: Sequence[Contents],
         ready: Callable[[], object] | None = None,
     ) -> None:
@@ -224,10 +275,7 @@ class DiskStore:
                 ready()
             if not done.is_read:
                 path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            work(path, parts)  # pyright: ignore[reportArgumentType] - what is read has parts that can be written to
-            if done.is_read:
-                with contextlib.suppress(OSError):  # of a folder that can only be read
-                    os.utime(path)  # the order of uses outlives the process
+            work(path, parts)
         except Exception as error:  # noqa: BLE001 - whatever it was, a device's of `ready` too: who waits is told
             self._done.put((done._replace(ok=False), size, error))
         else:
@@ -268,27 +316,10 @@ class DiskStore:
             self._work.put(lambda: self._unlink(path))
 
 
-def _locked(folder: Path) -> int | None:
-    """A descriptor that holds the folder for this process; None where the folder is there and can only be read."""
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        if error.errno in _READ_ONLY and os.access(folder, os.R_OK | os.X_OK):
-            logger.warning("--kv-disk: %s cannot be written to (%s): entries are only read", folder, error.strerror)
-            return None
-        raise ValueError(f"--kv-disk: {folder} cannot be used: {error.strerror}; name a folder to write to") from error
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(descriptor)
-        raise ValueError(f"--kv-disk: another server uses {folder}; name another folder for each") from None
-    return descriptor
-
-
-def _files(folder: Path) -> list[tuple[str, int]]:
-    """Path and size of each entry that is there, the one used longest ago first. What was not finished is deleted."""
-    found: list[tuple[float, str, int]] = []
+def _files(folder: Path, now: int) -> list[tuple[str, int, int]]:
+    """Path, size and last use of each entry that is there; by a clock that is behind it was used now. What was not
+    finished is deleted."""
+    found: list[tuple[str, int, int]] = []
     for entry in _scanned(folder):
         path = os.path.relpath(entry.path, folder)
         if entry.name.endswith(entry_file.UNFINISHED):
@@ -296,8 +327,8 @@ def _files(folder: Path) -> list[tuple[str, int]]:
                 os.unlink(entry.path)
             continue
         about = entry.stat(follow_symlinks=False)
-        found.append((about.st_mtime, path, about.st_size))
-    return [(path, size) for _, path, size in sorted(found)]
+        found.append((path, about.st_size, min(about.st_mtime_ns, now)))
+    return found
 
 
 def _scanned(folder: Path) -> Iterator[os.DirEntry[str]]:

@@ -25,7 +25,7 @@ import xxhash
 Contents: TypeAlias = bytes | bytearray | memoryview
 
 MAGIC = b"longreach-kv-1\n\0"
-_HEADER = struct.Struct("<16sQ16s24x")
+_HEADER = struct.Struct("<16sQ16s24s")
 HEADER_BYTES = _HEADER.size
 UNFINISHED = ".part"  # how the name of a file ends that is not whole
 _MOST_PARTS = 512  # of one system call
@@ -35,20 +35,24 @@ class DamagedEntryError(ValueError):
     """A file is not what was written under its name."""
 
 
-def write(path: Path, parts: Sequence[Contents]) -> None:
+def write(path: Path, parts: Sequence[Contents], used: int | None = None) -> None:
     """Write the file of an entry whose contents are `parts`, one after another.
+
+    Its time of modification is when it was `used`, in nanoseconds since 1970; None: now.
 
     Raises:
         OSError: it could not be written; nothing is left of it.
     """
     unfinished = path.with_name(path.name + UNFINISHED)
-    header = _HEADER.pack(MAGIC, sum(_size(part) for part in parts), _checksum(path.name, parts))
+    header = _HEADER.pack(MAGIC, sum(_size(part) for part in parts), _checksum(path.name, parts), b"")
     try:
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
         descriptor = os.open(unfinished, flags, 0o600)  # what callers have sent is nobody else's business
         try:
             for part in (header, *parts):
                 _write_whole(descriptor, part)
+            if used is not None:
+                os.utime(descriptor, ns=(used, used))
         finally:
             os.close(descriptor)
         unfinished.replace(path)
@@ -69,9 +73,9 @@ def read(path: Path, parts: Sequence[bytearray | memoryview]) -> None:
     with path.open("rb", buffering=0) as file:
         if not _read_whole(file.fileno(), [memoryview(header)]):
             raise DamagedEntryError(f"{path} has no header")
-        magic, size, checksum = _HEADER.unpack(header)
+        magic, size, checksum, zeros = _HEADER.unpack(header)
         expected = sum(_size(part) for part in parts)
-        if magic != MAGIC or size != expected:
+        if magic != MAGIC or size != expected or any(zeros):
             raise DamagedEntryError(f"{path} is no entry of {expected} bytes")
         if not _read_whole(file.fileno(), [memoryview(part).cast("B") for part in parts]):
             raise DamagedEntryError(f"{path} ends early")

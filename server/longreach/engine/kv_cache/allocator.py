@@ -25,6 +25,7 @@ from longreach.engine.kv_cache.borders import key
 from longreach.engine.kv_cache.disk_tier import DiskTier
 from longreach.engine.kv_cache.group_pages import GroupPages
 from longreach.engine.kv_cache.groups import PageGroups
+from longreach.engine.kv_cache.last_use import page_used
 from longreach.engine.kv_cache.offload_index import CacheMoves
 from longreach.engine.kv_cache.page_checks import check_pages
 from longreach.engine.kv_cache.page_pool import PagePool
@@ -32,6 +33,7 @@ from longreach.engine.kv_cache.pinned_prompts import PinnedPrompts
 from longreach.engine.kv_cache.prefix_cache import PageHasher
 from longreach.engine.kv_cache.prefix_finder import CachedPrefix, PrefixFinder
 from longreach.engine.kv_cache.prefix_sharing import PrefixSharing
+from longreach.engine.kv_cache.prompt_uses import PromptUses
 from longreach.engine.kv_cache.state_allocator import StateAllocator, StateUsage
 from longreach.engine.requests.page_hold import DROPPED, Sought
 from longreach.engine.requests.request import Request
@@ -69,13 +71,14 @@ class PageAllocator:
         self.states = states
         self._finder = PrefixFinder(pool, self.groups, states)
         self.held = GroupPages(pool, self.groups)
-        self.prefixes = PrefixSharing(pool, self.groups, states, self.held, self._finder)
         tiers = [
             pool.cache,
             *([] if pool.host is None else pool.host.tiers),
             *([] if states is None else [states.tier]),
         ]
         self.pinned = PinnedPrompts(tiers, self.groups, hasher, states=states is not None)
+        self._uses = PromptUses(pool, self.groups, states)
+        self.prefixes = PrefixSharing(pool, self.groups, states, self.held, self._finder, self._uses)
 
     @property
     def disk(self) -> DiskTier | None:
@@ -124,7 +127,7 @@ class PageAllocator:
         if self._hasher is not None and known // self._size > len(digests):  # a copy of all tokens is not made often
             tokens = request.tokens[:known] if request.pending else request.tokens
             spec = request.spec
-            self._hasher.extend(digests, tokens, spec.cache_salt, spec.attention.key, request.prompt_tokens)
+            self._hasher.extend(digests, tokens, spec.cache_salt, spec.contents_key, request.prompt_tokens)
 
     def add(self, request: Request, others: Iterable[Request]) -> None:
         """Take note of a request that is new, beside `others` that are here."""
@@ -174,7 +177,10 @@ class PageAllocator:
             if self.states is not None:
                 self.states.reserve(request, match.start)
                 self.states.add_turn(request, match.chain)
+            use = hold.use
             hold.clear(len(self._all))
+            hold.use = use
+            self._uses.begin(request)
             hold.turns, hold.settled = (match.border, match.chain), match.border
             for group, shared in enumerate(match.pages):
                 hold.first[group] = match.border - len(shared)
@@ -224,8 +230,9 @@ class PageAllocator:
         for group, table in enumerate(hold.tables):
             for page in range(max(first, hold.first[group]), last):
                 name = key(hold.digests[page], group)
-                if self._pool.cache.insert(table[page], name) and self.disk is not None:
-                    self.disk.want(name, table[page])
+                used = page_used(hold.use, page)
+                if self._pool.cache.insert(table[page], name, used) and self.disk is not None:
+                    self.disk.want(name, table[page], used=used)
         if in_flight:
             self._pool.unfinished.update(hold.held(self._all))
         return True
@@ -284,6 +291,7 @@ class PageAllocator:
             if pool.cache.digest_of(page) == digest and not pool.holders(page)
         }
         pages = hold.in_order([(place, page) for page, place in kept.items()])
+        self._uses.end(request)
         if keep_until is not None:
             pool.cache.retain(pages, keep_until)
         pool.free(pages, hold.reserved, hold.held(self.groups.windowed), kept)

@@ -16,7 +16,7 @@ that runs takes places from those that could not be let in.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -64,7 +64,7 @@ class _Wait:
     wanted: list[tuple[bytes, int]] = field(default_factory=list)
     names: set[bytes] = field(default_factory=set)
     read: set[bytes] = field(default_factory=set)
-    held: list[Places] = field(default_factory=list)
+    held: dict[bytes, Places] = field(default_factory=dict)
     pages: dict[bytes, int] = field(default_factory=dict)
     begun: float = 0.0
     meets: int | None = None
@@ -179,6 +179,13 @@ class DiskReads:
         wait = self._waits.get(request_id)
         return wait is not None and name in wait.read
 
+    def took(self, request_id: str, names: Iterable[bytes]) -> None:
+        """Entries are on their way to the device for a request, which needs them here no longer."""
+        if (wait := self._waits.get(request_id)) is not None:
+            for name in names:
+                if (places := wait.held.pop(name, None)) is not None:
+                    self._host.index.release(places)
+
     def goes_on(self, request_id: str) -> None:
         """A request computes: what has come for it, or comes too late, is held no more, unless they are to meet."""
         if (wait := self._waits.get(request_id)) is not None and wait.meets is None:
@@ -209,12 +216,12 @@ class DiskReads:
         if unwanted:
             self._store.remove([done.key])
         if arrived:
-            index.arrive(done.key, places, depth)
+            index.arrive(done.key, places, depth, self._store.used(done.key))
         for wait in self._waits.values():
             if done.key in wait.names:
                 wait.names.remove(done.key)
                 if arrived:
-                    wait.held.append(index.hold(done.key))
+                    wait.held[done.key] = index.hold(done.key)
                     wait.read.add(done.key)
         index.release(places)
 
@@ -222,7 +229,7 @@ class DiskReads:
     def held(self) -> list[Places]:
         """The places that are read into, and those that are held for requests, as often as they are."""
         held = [reading.places for reading in self._reading.values()]
-        return held + [places for wait in self._waits.values() for places in wait.held]
+        return held + [places for wait in self._waits.values() for places in wait.held.values()]
 
     def check(self) -> None:
         """Assert that what nobody may have is being read."""
@@ -246,7 +253,7 @@ class DiskReads:
             wanted.reverse()
         wait.begun = self._clock()
         # First, since room is made for the others.
-        wait.held += [index.hold(name) for name, _ in wanted if name in host]
+        wait.held |= {name: index.hold(name) for name, _ in wanted if name in host and name not in wait.held}
         ready = self._memory.settled()
         for name, depth in wanted:
             if name in host:
@@ -287,6 +294,6 @@ class DiskReads:
         wait.wanted, wait.meets = [], None
         if names:
             self._give_up(names)
-        for places in wait.held:
+        for places in wait.held.values():
             self._host.index.release(places)
-        wait.held = []
+        wait.held = {}

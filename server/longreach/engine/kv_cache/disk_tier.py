@@ -22,6 +22,10 @@ from longreach.engine.stats import DiskStats
 # Entries that are looked at in one step, and bytes that are copied to be written beside it.
 _MOST_LOOKED_AT = 512
 _STEP_BYTES = 256 << 20
+# The part of host memory that waits to be written at most: what was evicted from the device is worth more there. Two
+# places at least: to one is copied while another is written from.
+_WRITING_SHARE = 1 / 4
+_FEWEST_WRITTEN = 2
 # An answer leaves a state behind every few pages, and drops the one before: only one that has stayed is written.
 _STATE_SECONDS = 5.0
 
@@ -59,7 +63,21 @@ class Store(Protocol):
 
     def __contains__(self, key: bytes) -> bool: ...
 
-    def write(self, key: bytes, parts: Sequence[memoryview], ready: Callable[[], object] | None = None) -> bool: ...
+    def admits(self, size: int, used: int) -> bool:
+        """Whether an entry of so many bytes, that was used then, would be written if there is room for it."""
+        ...
+
+    def write(
+        self,
+        key: bytes,
+        parts: Sequence[memoryview],
+        ready: Callable[[], object] | None = None,
+        used: int | None = None,
+    ) -> bool: ...
+
+    def use(self, uses: Iterable[tuple[bytes, int]]) -> None: ...
+
+    def used(self, key: bytes) -> int: ...
 
     def read(self, key: bytes, parts: Sequence[memoryview], ready: Callable[[], object] | None = None) -> None: ...
 
@@ -92,6 +110,7 @@ class _Wanted(NamedTuple):
     at: int  # page or slot
     depth: int  # of a state; 0 of a page
     since: float
+    used: int  # see `last_use`
 
 
 class DiskTier:
@@ -109,12 +128,14 @@ class DiskTier:
         self._clock = clock
         self._host = host
         self._memory = memory
+        self._place_bytes = place_bytes
         self._most_copied = max(1, _STEP_BYTES // place_bytes)
+        self._most_writing = max(_FEWEST_WRITTEN, int(host.index.num_places * _WRITING_SHARE))
         self._wanted: OrderedDict[bytes, _Wanted] = OrderedDict()
         self._writing: dict[bytes, Places] = {}
         self._unwanted: set[bytes] = set()  # of those being written: nobody may have them
         self.reads = DiskReads(store, host, memory, clock)
-        self._given_up = 0  # entries that were evicted before they could be written
+        self._given_up = 0  # entries that were evicted before they could be written, or found no room on disk
 
     @property
     def has_work(self) -> bool:
@@ -137,10 +158,11 @@ class DiskTier:
         """Whether an entry can be read, or is being read."""
         return name in self.reads or (name in self.store and name not in self._writing)
 
-    def want(self, name: bytes, at: int, depth: int = 0) -> None:
-        """Have an entry written that is at a page or, with its `depth`, at a slot."""
+    def want(self, name: bytes, at: int, depth: int = 0, used: int = 0) -> None:
+        """Have an entry written that is at a page or, with its `depth`, at a slot, and was `used` then, see
+        `last_use`."""
         if name not in self.store and name not in self._writing:
-            self._wanted[name] = _Wanted(at, depth, self._clock())
+            self._wanted[name] = _Wanted(at, depth, self._clock(), used)
 
     def remove(self, names: Iterable[bytes]) -> None:
         """See that nobody gets what is kept under these keys."""
@@ -152,6 +174,10 @@ class DiskTier:
                 self.reads.remove(name)
             else:
                 self.store.remove([name])
+
+    def use_names(self, names: Iterable[tuple[bytes, int]]) -> None:
+        """As `pinned_prompts.Tier.use_names`."""
+        self.store.use(names)
 
     def pin_names(self, names: Sequence[bytes]) -> None:
         """As `pinned_prompts.Tier.pin_names`."""
@@ -166,32 +192,34 @@ class DiskTier:
         depth) on the device; None is for what a step in flight still fills. The others have been given up, unless host
         memory has them. `is_last`: the server ends."""
         copied, now = 0, self._clock()
+        most = min(self._most_copied, self._most_writing - sum(map(len, self._writing.values())))
         for name, wanted in list(islice(self._wanted.items(), _MOST_LOOKED_AT)):
             if wanted.depth and now - wanted.since < _STATE_SECONDS and not is_last:
                 continue
             if name in self._host:
                 continue
             there = is_there(name, wanted.at, wanted.depth)
-            if there is False:
+            places = self._host.index.state_places if wanted.depth else 1
+            if there is False or not self.store.admits(places * self._place_bytes, wanted.used):
                 del self._wanted[name]
                 self._given_up += 1
-            elif there and copied < self._most_copied:
-                self._host.save_ahead(name, wanted.at, wanted.depth)
-                copied += max(1, self._host.index.state_places if wanted.depth else 1)
+            elif there and copied < most and not self.store.is_behind:
+                self._host.pass_through(name, wanted.at, wanted.depth, wanted.used)
+                copied += places
 
     def launched(self) -> None:
         """The copies of this step are on their way: write what they bring."""
         if self.store.is_resting:
             self._wanted.clear()
         settled: Callable[[], object] | None = None
-        for name in list(islice(self._wanted, _MOST_LOOKED_AT)):
+        for name, wanted in list(islice(self._wanted.items(), _MOST_LOOKED_AT)):
             if self.store.is_behind:
                 return
             if name not in self._host or self._host.is_restoring(name):
                 continue
             settled = self._memory.settled() if settled is None else settled
             places = self._host.index.hold(name)
-            if self.store.write(name, self._memory.contents(places), settled):
+            if self.store.write(name, self._memory.contents(places), settled, wanted.used):
                 self._writing[name] = places
             else:
                 self._host.index.release(places)

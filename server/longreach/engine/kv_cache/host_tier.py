@@ -48,15 +48,22 @@ class HostTier:
         """Whether the entry with this key comes back, since the last `launched`."""
         return name in self._restored
 
-    def evict(self, name: bytes, at: int, depth: int = 0) -> None:
-        """Keep an entry whose page, or with a `depth` slot, `at` is about to be written to; as far as there is room."""
-        if (places := self.index.save(name, depth)) is not None:
+    def evict(self, name: bytes, at: int, depth: int = 0, used: int | None = None) -> None:
+        """Keep an entry whose page, or with a `depth` slot, `at` is about to be written to; as far as there is room. It
+        was `used` then, see `last_use`; None: now."""
+        if (places := self.index.save(name, depth, used)) is not None:
             self._evicted.append(Copy(at, places, depth > 0))
 
-    def save_ahead(self, name: bytes, at: int, depth: int = 0) -> None:
+    def save_ahead(self, name: bytes, at: int, depth: int = 0, used: int | None = None) -> None:
         """As `evict`, of an entry that stays where it is for this step, beside which it is copied."""
-        if (places := self.index.save(name, depth)) is not None:
+        if (places := self.index.save(name, depth, used)) is not None:
             self._saved.append(Copy(at, places, depth > 0))
+
+    def pass_through(self, name: bytes, at: int, depth: int, used: int) -> None:
+        """As `save_ahead`, of an entry that is copied for the disk."""
+        self.save_ahead(name, at, depth, used)
+        if name in self.index:
+            self.index.spare(name)
 
     def pin(self, names: Iterable[bytes]) -> None:
         """See that these entries, which are here, stay until `take`, whatever is evicted for what takes them up."""
@@ -66,6 +73,7 @@ class HostTier:
     def restore(self, name: bytes, at: int, arrived: Callable[[], object], *, is_state: bool = False) -> None:
         """Bring an entry back to a page or slot; `arrived` is called once others may find it there."""
         self._restored[name] = _Restored(Copy(at, self.index.load(name), is_state), arrived)
+        self.index.spare(name)
 
     def remove(self, names: Iterable[bytes]) -> None:
         """See that nobody gets what is kept under these keys."""

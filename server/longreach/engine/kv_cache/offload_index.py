@@ -61,8 +61,8 @@ class _Kept(NamedTuple):
 class HostIndex:
     """`num_places` places, of which a state takes `state_places`; the entry that was used longest ago is evicted first.
 
-    A state is as young as the page that ends at its border: neither is of use without the other. Pinned entries go
-    last, as far as they fill half of the places.
+    Of one prompt that is its end, see `last_use`. What the device has used since it came here goes before all others:
+    it is kept twice. Pinned entries go last, as far as they fill half of the places.
 
     Between two calls of `unpin` a place is given one content at most, and one that is read keeps its own: the copies of
     one step can be made in any order within their kind.
@@ -98,24 +98,21 @@ class HostIndex:
         """Whether the entry with this key is here."""
         return name in self._kept
 
-    def save(self, name: bytes, depth: int = 0) -> tuple[int, ...] | None:
-        """The places to copy an entry to, a page or with its `depth` in pages a state.
+    def save(self, name: bytes, depth: int = 0, used: int | None = None) -> tuple[int, ...] | None:
+        """The places to copy an entry to, a page or with its `depth` in pages a state, that was `used` then; None: now.
 
         None if it is here, or if this step uses so many places already that it finds none.
         """
         if name in self._kept:
-            self._touch(name)
+            self._use(name, used)
             return None
         count = self.state_places if depth else 1
         assert count, "this model keeps no states"
         if not self._make_room(count):
             return None
         places = tuple(self._free.pop() for _ in range(count))
-        self._kept[name] = _Kept(places, depth)
+        self._keep(name, _Kept(places, depth), used)
         self._pin(name)
-        if depth:
-            self._depths.add(depth)
-            self.num_states += 1
         return places
 
     def load(self, name: bytes) -> tuple[int, ...]:
@@ -163,7 +160,21 @@ class HostIndex:
         self._lasting.update(names)
         for name in names:
             if name in self._kept:
-                self._touch(name)
+                self._use(name, self._order.used(name))
+
+    def use_names(self, names: Iterable[tuple[bytes, int]]) -> None:
+        """As `pinned_prompts.Tier.use_names`."""
+        for name, used in names:
+            if name in self._kept:
+                self._use(name, used)
+
+    def spare(self, name: bytes) -> None:
+        """The device has an entry, too: its places here are given to others first."""
+        self._order.spare(name)
+
+    def used(self, name: bytes) -> int:
+        """When an entry that is here was used, see `last_use`."""
+        return self._order.used(name)
 
     def unpin_names(self, names: Sequence[bytes]) -> None:
         """As `pinned_prompts.Tier.unpin_names`."""
@@ -201,15 +212,12 @@ class HostIndex:
         self._left.add(places)
         return places
 
-    def arrive(self, name: bytes, places: tuple[int, ...], depth: int = 0) -> None:
-        """An entry has come to the places that were held for it, which stay held; nothing, where it is here already."""
+    def arrive(self, name: bytes, places: tuple[int, ...], depth: int = 0, used: int | None = None) -> None:
+        """An entry, see `save`, has come to the places that were held for it, which stay held; nothing, where it is
+        here already."""
         if name not in self._kept:
             self._left.remove(places)
-            self._kept[name] = _Kept(places, depth)
-            self._touch(name)
-            if depth:
-                self._depths.add(depth)
-                self.num_states += 1
+            self._keep(name, _Kept(places, depth), used)
 
     @property
     def num_unheld(self) -> int:
@@ -244,8 +252,14 @@ class HostIndex:
             self._held_apart += len(places)
         self._held[places] += 1
 
+    def _keep(self, name: bytes, kept: _Kept, used: int | None) -> None:
+        self._kept[name] = kept
+        self._use(name, used)
+        if kept.depth:
+            self._depths.add(kept.depth)
+            self.num_states += 1
+
     def _pin(self, name: bytes) -> None:
-        self._touch(name)
         if name not in self._pinned:
             self._pinned.add(name)
             places = self._kept[name].places
@@ -253,11 +267,8 @@ class HostIndex:
             self._copied.add(places)
             self._held_apart -= len(places) if self._held[places] else 0
 
-    def _touch(self, name: bytes) -> None:
-        """An entry is used, and with a page the state at its end, which is given up before it."""
-        for used in (key(name, STATE_GROUP), name):
-            if used in self._kept:
-                self._order.use(used, len(self._kept[used].places), pinned=used in self._lasting)
+    def _use(self, name: bytes, used: int | None) -> None:
+        self._order.use(name, len(self._kept[name].places), used=used, pinned=name in self._lasting)
 
     def _make_room(self, count: int) -> bool:
         """Have so many places free, if entries that this step does not use are enough."""
@@ -266,7 +277,9 @@ class HostIndex:
         if count > self.num_places - self._in_use - self._held_apart:
             return False
         while count > len(self._free):
-            self.remove(next(name for name in self._order if not self._stays(name)))
+            name = self._order.first(self._stays)
+            assert name is not None, "places are in use that nobody counts"
+            self.remove(name)
         return True
 
     def _stays(self, name: bytes) -> bool:

@@ -152,7 +152,8 @@ class PagePool:
         self.host.pin(digests)  # the allocated pages may be kept in host memory themselves
         pages = self.allocate(len(digests))
         for digest, page in zip(digests, pages, strict=True):
-            self.host.restore(digest, page, partial(self.cache.insert, page, digest) if findable else _nothing)
+            used = self.host.index.used(digest)
+            self.host.restore(digest, page, partial(self.cache.insert, page, digest, used) if findable else _nothing)
         return pages
 
     def put_back(self, page: int) -> None:
@@ -176,7 +177,7 @@ class PagePool:
             return CacheMoves([], unclean, [], [])
         for page, digest in self.cache.next_evicted(max(0, allocated - len(self._free))):
             if self._is_worth_copying(page):
-                self.host.save_ahead(digest, page)
+                self.host.save_ahead(digest, page, used=self.cache.used(page))
         return self.host.take(unclean)
 
     def share(self, page: int, *, backed: bool = False) -> None:
@@ -260,7 +261,7 @@ class PagePool:
     def _evict(self) -> int:
         [(page, digest)] = self.cache.next_evicted(1)
         if self.host is not None and self._is_worth_copying(page):
-            self.host.evict(digest, page)
+            self.host.evict(digest, page, used=self.cache.used(page))
         self.cache.remove(page)
         return page
 

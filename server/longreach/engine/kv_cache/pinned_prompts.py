@@ -16,7 +16,7 @@ A pin is known by a name, and covers what the prompt needs at its end, whether t
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from longreach.engine.kv_cache.borders import STATE_GROUP, TAIL_TOKENS, key
@@ -26,6 +26,10 @@ from longreach.engine.kv_cache.prefix_cache import PageHasher
 
 class Tier(Protocol):
     """What holds entries by key, and evicts some."""
+
+    def use_names(self, names: Iterable[tuple[bytes, int]]) -> None:
+        """Note when the entries with these keys, as far as they are here, were used, see `last_use`."""
+        ...
 
     def pin_names(self, names: Sequence[bytes]) -> None:
         """Evict the entries with these keys last, in this order, whether they are here or come."""
@@ -54,14 +58,14 @@ class PinnedPrompts:
         """How many prompts are pinned."""
         return len(self._names)
 
-    def pin(self, name: str, tokens: Sequence[int], salt: str = "", policy: str = "") -> None:
+    def pin(self, name: str, tokens: Sequence[int], salt: str = "", contents: str = "") -> None:
         """Have a prompt's entries evicted last until `unpin`, in place of what the name has pinned before.
 
-        `salt` is the tenant's, `policy` the attention policy's key.
+        `salt` is the tenant's, `contents` as `rope_choice.contents_key` says.
         """
         digests: list[bytes] = []
         if self._hasher is not None:
-            self._hasher.extend(digests, tokens, salt, policy)
+            self._hasher.extend(digests, tokens, salt, contents)
         keys = self._keys(digests)
         new = [entry for entry in keys if not self._count[entry]]
         self._count.update(keys)

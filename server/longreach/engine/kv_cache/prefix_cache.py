@@ -1,8 +1,9 @@
 """Pages whose contents are known by a digest, so that prompts which begin alike share them.
 
 A page's digest is the SHA-256 of the digest of the page before it, and of its own tokens. The chain starts from
-everything else that the keys and values depend on (model, revision, types, attention policy) and from the caller's
-salt. So equal digests mean equal contents, and nobody learns of another tenant's prompts by timing a guess.
+everything else that the keys and values depend on (model, revision, types, attention policy, rotary table) and from
+the caller's salt. So equal digests mean equal contents, and nobody learns of another tenant's prompts by timing a
+guess.
 
 A cached page that no request holds is *idle*: it can be shared again, or evicted when its memory is needed.
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain, islice
 
 # The part of all pages that pages with a second use may fill before the oldest of them lose their protection.
@@ -24,7 +25,7 @@ _PINNED_SHARE = 1 / 2
 
 
 class PageHasher:
-    """Makes the digests of pages. `namespace` is what all contents depend on, beside a request's salt, policy, tokens.
+    """Makes the digests of pages. `namespace` is what all contents depend on, beside a request's own.
 
     With `answers_apart` it counts, too, where the prompt ends, for a page that holds tokens behind that: the same
     tokens give other bits in a prompt than in an answer.
@@ -41,17 +42,22 @@ class PageHasher:
         return [*self._namespace[:-1]]
 
     def extend(
-        self, digests: list[bytes], tokens: Sequence[int], salt: str, policy: str = "", prompt_tokens: int | None = None
+        self,
+        digests: list[bytes],
+        tokens: Sequence[int],
+        salt: str,
+        contents: str = "",
+        prompt_tokens: int | None = None,
     ) -> None:
         """Append the digests of those full pages of `tokens` that `digests` does not have yet.
 
-        `salt` is the tenant's, `policy` the attention policy's key, `prompt_tokens` how many of the tokens, or of more
-        of them, are the prompt's; None: all.
+        `salt` is the tenant's, `contents` as `rope_choice.contents_key` says, `prompt_tokens` how many of the tokens,
+        or of more of them, are the prompt's; None: all.
         """
         first, last = len(digests), len(tokens) // self._page_size
         if first >= last:
             return
-        previous = digests[-1] if digests else self._root(salt, policy)
+        previous = digests[-1] if digests else self._root(salt, contents)
         new = memoryview(array("i", tokens[first * self._page_size : last * self._page_size])).cast("B")
         size = len(new) // (last - first)
         for start in range(0, len(new), size):
@@ -93,6 +99,7 @@ class PrefixCache:
         self._pinned_limit = int(num_pages * _PINNED_SHARE)
         self._page_of: dict[bytes, int] = {}
         self._digest_of: dict[int, bytes] = {}
+        self._used: dict[int, int] = {}  # see `last_use`; for the tiers below, the queues are in order
         self._reused: set[int] = set()
         self._lasting: set[bytes] = set()  # digests of pinned prompts, here or not
         self._keep_until: dict[int, float] = {}
@@ -119,13 +126,19 @@ class PrefixCache:
         """Whether the page may be shared by others, and so must not be written to."""
         return page in self._digest_of
 
-    def insert(self, page: int, digest: bytes) -> bool:
-        """Record that a held page has these contents; False, changing nothing, where another page has them already."""
+    def insert(self, page: int, digest: bytes, used: int = 0) -> bool:
+        """Record that a held page has these contents, and when it was `used`, see `last_use`; False, changing nothing,
+        where another page has them already."""
         assert page not in self._digest_of, page
         if digest in self._page_of:
             return False
         self._page_of[digest], self._digest_of[page] = page, digest
+        self._used[page] = used
         return True
+
+    def used(self, page: int) -> int:
+        """When a cached page was used, see `last_use`."""
+        return self._used[page]
 
     def digest_of(self, page: int) -> bytes | None:
         """The digest of a cached page; None of another."""
@@ -193,6 +206,12 @@ class PrefixCache:
         pages = islice(chain(*self._queues), count)
         return [(page, self._digest_of[page]) for page in pages]
 
+    def use_names(self, names: Iterable[tuple[bytes, int]]) -> None:
+        """As `pinned_prompts.Tier.use_names`."""
+        for name, used in names:
+            if (page := self._page_of.get(name)) is not None:
+                self._used[page] = used
+
     def pin_names(self, names: Sequence[bytes]) -> None:
         """As `pinned_prompts.Tier.pin_names`."""
         self._lasting.update(names)
@@ -214,7 +233,7 @@ class PrefixCache:
     def remove(self, page: int) -> None:
         """Forget the digest of a page, held or idle; nobody will share it any more."""
         if (digest := self._digest_of.pop(page, None)) is not None:
-            del self._page_of[digest]
+            del self._page_of[digest], self._used[page]
         self._reused.discard(page)
         self._leave_queue(page)
 
@@ -225,6 +244,7 @@ class PrefixCache:
         assert set(queued) == idle, f"queued {set(queued) - idle} are not idle; idle {idle - set(queued)} are lost"
         assert idle <= set(self._digest_of), "an idle page is not cached"
         assert {page: digest for digest, page in self._page_of.items()} == self._digest_of
+        assert self._used.keys() == self._digest_of.keys()
         assert len(self._protected) <= self._protected_limit
         assert len(self._pinned) <= self._pinned_limit
         assert {self._digest_of[page] for page in self._pinned} <= self._lasting, "a page is pinned by nobody"

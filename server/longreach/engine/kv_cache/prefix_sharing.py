@@ -16,6 +16,7 @@ from longreach.engine.kv_cache.group_pages import GroupPages
 from longreach.engine.kv_cache.groups import PageGroups
 from longreach.engine.kv_cache.page_pool import PagePool
 from longreach.engine.kv_cache.prefix_finder import Away, PrefixFinder
+from longreach.engine.kv_cache.prompt_uses import PromptUses
 from longreach.engine.kv_cache.restored_ahead import RestoredAhead
 from longreach.engine.kv_cache.state_allocator import StateAllocator
 from longreach.engine.requests.page_hold import DROPPED
@@ -45,6 +46,7 @@ class PrefixSharing:
         states: StateAllocator | None,
         held: GroupPages,
         finder: PrefixFinder,
+        uses: PromptUses,
     ) -> None:
         self._pool = pool
         self._size = pool.page_size
@@ -52,6 +54,7 @@ class PrefixSharing:
         self._states = states
         self._held = held
         self._finder = finder
+        self._uses = uses
         self.ahead = RestoredAhead(pool, groups, finder)
 
     def match_prefix(self, request: Request, max_restored: int) -> PrefixMatch:
@@ -61,9 +64,10 @@ class PrefixSharing:
         the next `take_moves`. Where the next border needs more, its pages come in several steps. A state is not cut: if
         it takes more, it is restored when nothing else is.
         """
-        if request.computed % self._size:
-            return PrefixMatch(request.computed, False)
         start = len(request.hold.pages)
+        request.hold.not_launched &= request.computed < start * self._size
+        if request.computed % self._size or request.hold.not_launched:
+            return PrefixMatch(request.computed, False)
         assert request.computed in (0, start * self._size), request.id  # 0: it has just been let in
         if self._finder.by_border:
             return self._match_borders(request, max_restored)
@@ -125,6 +129,7 @@ class PrefixSharing:
         if disk is None or request.computed % self._size:
             return False
         start, reads = request.computed // self._size, disk.reads
+        self._uses.begin(request)
         if (room := reads.begin_turn(request.id, start)) is not None:
             border, names = self._finder.on_disk(request, disk, room, start)
             most = seconds(request, request.computed, border * self._size)
@@ -189,6 +194,8 @@ class PrefixSharing:
     def _note_restored(self, request: Request, names: Iterable[bytes], pages: int = 1) -> None:
         """Note that so many pages of a request's prompt, of entries with these keys, were not on the device; see
         `note_cached`."""
+        names = list(names)
+        self._took(request, names)
         if request.preempted:
             return
         disk = None if self._pool.host is None else self._pool.host.disk
@@ -196,6 +203,11 @@ class PrefixSharing:
             request.hold.disk_tokens += pages * self._size
         else:
             request.hold.host_tokens += pages * self._size
+
+    def _took(self, request: Request, names: Iterable[bytes]) -> None:
+        """Entries are on their way to the device: others may have the places that were held for a request."""
+        if self._pool.host is not None and self._pool.host.disk is not None:
+            self._pool.host.disk.reads.took(request.id, names)
 
     def _note_away(self, request: Request, places: Sequence[int], away: Away, pages: int) -> None:
         """As `_note_restored` of what was away on the way to a border, so many `pages` on: `places` are the pages of
@@ -235,7 +247,10 @@ class PrefixSharing:
             border = nearer if nearer > start else border
             away = self._finder.away(request, start, border)
             pool.pin_away(away.keys)  # those that come later, too, which are not to make room for what goes
-            if self._finder.places(away) > max_restored and self.ahead.bring(request, start, border, max_restored):
+            if self._finder.places(away) > max_restored and (
+                brought := self.ahead.bring(request, start, border, max_restored)
+            ):
+                self._took(request, brought)
                 return here._replace(waits=True)
         pool.pin_away(away.keys)
         if border == start or not self._start_from(request, border):

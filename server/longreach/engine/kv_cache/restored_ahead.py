@@ -29,9 +29,9 @@ class RestoredAhead:
         so that no two wait for each other."""
         return not request.hold.ahead and any(self._coming[name] for name in names)
 
-    def bring(self, request: Request, start: int, border: int, count: int) -> bool:
+    def bring(self, request: Request, start: int, border: int, count: int) -> list[bytes]:
         """Have up to `count` pages come back that the request needs between two borders, in place of reserved ones;
-        whether there are any. The host has them pinned."""
+        their keys. The host has them pinned."""
         hold, pool = request.hold, self._pool
         brought: list[tuple[int, bytes]] = []
         for group in range(len(self._groups.windows)):
@@ -46,7 +46,7 @@ class RestoredAhead:
             pages = pool.restore([name for _, name in brought], findable=False)
             hold.ahead |= {name: (group, page) for (group, name), page in zip(brought, pages, strict=True)}
             self._coming.update(name for _, name in brought)
-        return bool(brought)
+        return [name for _, name in brought]
 
     def take(self, request: Request, name: bytes) -> int | None:
         """The page with this key, which others find from now on; None if it is not ahead."""
@@ -54,7 +54,7 @@ class RestoredAhead:
             return None
         _, page = request.hold.ahead.pop(name)
         self._forget(name)
-        self._pool.cache.insert(page, name)
+        self._pool.cache.insert(page, name, request.hold.use)
         return page
 
     def put_back(self, request: Request, *, known_only: bool = False) -> None:

@@ -11,6 +11,7 @@ import math
 from typing import NamedTuple
 
 from longreach.engine.kv_cache.borders import STATE_GROUP, key
+from longreach.engine.kv_cache.last_use import state_used
 from longreach.engine.kv_cache.pinned_prompts import Tier
 from longreach.engine.kv_cache.state_borders import BorderRule
 from longreach.engine.kv_cache.state_pool import AWAY, FoundCopy, StatePool
@@ -327,7 +328,7 @@ class StateAllocator:
         """
         hold, depth = request.states, state.at // self._size
         digest = request.hold.digests[depth - 1]
-        is_new = self._pool.keep(state.slot, digest, depth)
+        is_new = self._pool.keep(state.slot, digest, depth, state_used(request.hold.use, depth))
         if is_new and in_flight:
             self._pool.unfinished.add(digest)
         hold.last_kept = state.at

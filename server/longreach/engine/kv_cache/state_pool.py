@@ -11,7 +11,7 @@ An idle copy, which no request starts from, can be started from again, or evicte
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, islice
@@ -47,6 +47,7 @@ class FoundCopy(NamedTuple):
 class _Copy:
     digest: bytes
     depth: int
+    used: int = 0  # see `last_use`; for the tiers below, the queues are in order
     pins: int = 0
     uses: int = 0
     keep_until: float | None = None
@@ -153,8 +154,9 @@ class StatePool:
         self._held.remove(slot)
         self._free.append(slot)
 
-    def keep(self, slot: int, digest: bytes, depth: int) -> bool:
-        """Make a held slot an idle copy with this digest; where there is one already it is freed instead: False."""
+    def keep(self, slot: int, digest: bytes, depth: int, used: int = 0) -> bool:
+        """Make a held slot an idle copy with this digest, which was `used` then, see `last_use`; where there is one
+        already it is freed instead: False."""
         if (there := self._slot_of.get(digest)) is not None:
             self.free(slot)
             self._copies[there].is_spare = False  # the prompt has come twice
@@ -162,11 +164,11 @@ class StatePool:
                 self._queue(there)  # as young as this one would be
             return False
         self._held.remove(slot)
-        self._copies[slot] = _Copy(digest, depth)
+        self._copies[slot] = _Copy(digest, depth, used)
         self._name(slot)
         self._queue(slot)
         if self.host is not None and self.host.disk is not None:
-            self.host.disk.want(key(digest, STATE_GROUP), slot, depth)
+            self.host.disk.want(key(digest, STATE_GROUP), slot, depth, used)
         return True
 
     def restore(self, digest: bytes, depth: int) -> int:
@@ -177,7 +179,7 @@ class StatePool:
         self.host.pin([name])  # the allocated slot may be kept in host memory itself
         slot = self.allocate()
         self._held.remove(slot)
-        self._copies[slot] = _Copy(digest, depth, pins=1, uses=1)
+        self._copies[slot] = _Copy(digest, depth, self.host.index.used(name), pins=1, uses=1)
         self.host.restore(name, slot, partial(self._arrive, slot), is_state=True)
         return slot
 
@@ -190,7 +192,7 @@ class StatePool:
         for slot in islice(self._idle, max(0, min(count, _MOST_AHEAD))):
             copy = self._copies[slot]
             if copy.digest not in self.unfinished and slot not in self._idle.spare:
-                self.host.save_ahead(key(copy.digest, STATE_GROUP), slot, copy.depth)
+                self.host.save_ahead(key(copy.digest, STATE_GROUP), slot, copy.depth, copy.used)
 
     def longest(self, digests: Sequence[bytes], above: int, most: int, *, on_device: bool = False) -> FoundCopy | None:
         """The copy of the longest beginning of `digests`, of more than `above` pages and at most `most`.
@@ -240,6 +242,12 @@ class StatePool:
             else:  # it was removed meanwhile
                 del self._copies[slot]
                 self._free.append(slot)
+
+    def use_names(self, names: Iterable[tuple[bytes, int]]) -> None:
+        """As `pinned_prompts.Tier.use_names`."""
+        for name, used in names:
+            if name[-1] == STATE_GROUP and (slot := self._slot_of.get(name[:-1])) is not None:
+                self._copies[slot].used = used
 
     def pin_names(self, names: Sequence[bytes]) -> None:
         """As `pinned_prompts.Tier.pin_names`."""
@@ -351,7 +359,7 @@ class StatePool:
         copy = self._copies[slot]
         is_kept = copy.digest not in self.unfinished and slot not in self._idle.spare
         if self.host is not None and is_kept:
-            self.host.evict(key(copy.digest, STATE_GROUP), slot, copy.depth)
+            self.host.evict(key(copy.digest, STATE_GROUP), slot, copy.depth, copy.used)
         self._forget(slot)
 
     def _arrive(self, slot: int) -> None:

@@ -28,12 +28,14 @@ class PageHold:
             the cache knows it by.
         ahead: pages that have come back for a border which it does not stand at yet: by key the group and the id.
         turns: borders, in pages, that somebody has returned to: where the cache ended for this request.
+        use: when it began to use what is cached, see `kv_cache.last_use`; 0 before.
         digests: of its full pages, as far as they have been asked for; none without a prefix cache.
         cached_tokens: how many of its prompt's tokens were in the prefix cache before it was first preempted.
         host_tokens: of these, how many had a page that was brought back from host memory, and not from disk.
         disk_tokens: how many had one that was read from disk.
         cached_until: the position up to which its tokens were computed or cached, when that was last looked up.
         chain_until: the same of full groups alone.
+        not_launched: whether some pages are for a chunk that was planned and not launched: nobody computed them.
     """
 
     tables: list[list[int]] = field(default_factory=lambda: [[]])
@@ -45,12 +47,14 @@ class PageHold:
     kept: list[tuple[int, int, bytes]] = field(default_factory=list)
     ahead: dict[bytes, tuple[int, int]] = field(default_factory=dict)
     turns: tuple[int, ...] = ()
+    use: int = 0
     digests: list[bytes] = field(default_factory=list)
     cached_tokens: int = 0
     host_tokens: int = 0
     disk_tokens: int = 0
     cached_until: int = 0
     chain_until: int = 0
+    not_launched: bool = False
 
     def clear(self, num_groups: int) -> None:
         """Hold nothing; the digests stay."""
@@ -58,7 +62,7 @@ class PageHold:
         self.first = [0] * num_groups
         self.reserves = [0] * num_groups
         self.promised, self.settled, self.answering, self.turns = 0, 0, False, ()
-        self.kept, self.ahead = [], {}
+        self.kept, self.ahead, self.use = [], {}, 0
         self.cached_until = self.chain_until = 0
 
     @property

@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from longreach.engine.messages import FinishReason, Generate, Logprob
+from longreach.engine.messages import AttendedBlocks, FinishReason, Generate, Logprob
 from longreach.engine.requests.awaited import Awaited
 from longreach.engine.requests.measurements import Measurements
 from longreach.engine.requests.page_hold import PageHold
@@ -62,8 +62,10 @@ class Request:
         preempted: it had to give its pages back once, or lost them with an engine that died.
         waited: seconds from its arrival to its first step, once that has begun.
         awaited: since when it waits for what comes back from host memory or disk, if it does.
+        compiling: whether it computes nothing until kernels that it needs are compiled.
         scored: of how many of its prompt's first tokens the log-probabilities are, or are being, computed.
         logprobs: log-probabilities by position, from when they are computed to when they are told.
+        attended: what tokens of its answer attended to, by position, from when it is computed to when it is told.
         measured: what its attention policy has left out, so far as that is measured.
         constraint: what says which tokens may come next, if the answer has to follow a grammar.
     """
@@ -83,9 +85,11 @@ class Request:
     preempted: bool = False
     waited: float | None = None
     awaited: Awaited | None = None
+    compiling: bool = False
     finish_reason: FinishReason | None = None
     scored: int = 1
     logprobs: dict[int, Logprob] = field(default_factory=dict)
+    attended: dict[int, AttendedBlocks] = field(default_factory=dict)
     constraint: Constraint | None = None
     measured: Measurements = field(default_factory=Measurements)
     _lookup: PromptLookup | None = None

@@ -9,12 +9,13 @@ from typing import NamedTuple
 
 class TokenRead(NamedTuple):
     """What one token has read in each head of a layer: `keys`, and the bounds of `blocks`; and of what it missed of the
-    attention the upper bounds, their mean and greatest over layers and heads."""
+    attention the upper bounds, their mean and greatest over layers and heads; and in how many layers it read all."""
 
     keys: int
     blocks: int
     missed_mean: float
     missed_max: float
+    whole: int = 0
 
 
 @dataclass
@@ -27,6 +28,7 @@ class AnswerReads:
         end: tokens before this position have been counted.
         queries: how many.
         keys, read, blocks: keys that they might have read, keys that they did read, and blocks whose bounds they read.
+        whole, whole_keys: layers in which a token read all keys, and keys that were read there besides, summed.
         missed_sum, missed_max: of what they missed, the sum of the means and the greatest.
         sampled, kept_sum, kept_least: tokens whose kept mass was measured, the sum of their means, and the least.
     """
@@ -37,6 +39,8 @@ class AnswerReads:
     keys: int = 0
     read: int = 0
     blocks: int = 0
+    whole: int = 0
+    whole_keys: int = 0
     missed_sum: float = 0.0
     missed_max: float = 0.0
     sampled: int = 0
@@ -53,6 +57,8 @@ class AnswerReads:
             self.keys += position + 1
             self.read += token.keys
             self.blocks += token.blocks
+            self.whole += token.whole
+            self.whole_keys += token.whole * (position + 1 - token.keys)
             self.missed_sum += token.missed_mean
             self.missed_max = max(self.missed_max, token.missed_max)
 

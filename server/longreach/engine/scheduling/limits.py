@@ -15,7 +15,8 @@ class Limits:
     place from the start; `dense_share` which part of the full layers no attention policy touches; `restored_pages` how
     many pages a step may bring back from the host; `least_chunk` how many tokens the first prompt's chunk has, however
     little time is left in a step: progress is guaranteed. `batch_invariant` has the tokens of answers computed apart
-    from those of prompts, so that the bits of what they give do not depend on how they came together.
+    from those of prompts, so that the bits of what they give do not depend on how they came together. A request has
+    one of the `rope_factors`, if there are any.
     """
 
     max_num_seqs: int
@@ -28,6 +29,7 @@ class Limits:
     restored_pages: int = 64
     least_chunk: int = 16
     batch_invariant: bool = False
+    rope_factors: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         """Raise a ValueError where the bounds cannot hold together."""

@@ -39,9 +39,9 @@ _UNKNOWN_SECONDS = 30.0
 class Scheduler:
     """The requests that wait and run, and the pages they hold.
 
-    `plan` has no lasting effect but letting requests in and handing out pages; `advance`, `settle`, `remove` and
-    `discard` are the only other calls that change state. `check` asserts the invariants and may be called between any
-    two calls. `step_time` is taught by whoever runs the steps.
+    `plan` has no lasting effect but letting requests in and handing out pages; `advance`, `hold_back`, `settle`,
+    `remove` and `discard` are the only other calls that change state. `check` asserts the invariants and may be called
+    between any two calls. `step_time` is taught by whoever runs the steps.
     """
 
     def __init__(self, allocator: PageAllocator, limits: Limits) -> None:
@@ -92,6 +92,8 @@ class Scheduler:
                 f"{request.prompt_tokens} prompt tokens and {request.spec.max_tokens} tokens to generate exceed the "
                 f"context of {self.limits.max_model_len} tokens"
             )
+        if request.spec.rope_factor not in (self.limits.rope_factors or (0.0,)):
+            raise ValueError(f"there are no rotary frequencies of the factor {request.spec.rope_factor:g}")
         if not self.allocator.fits(request.max_length):
             raise ValueError(f"{total} tokens do not fit into the KV cache of {self.allocator.num_tokens} tokens")
         request.foresee(self.limits.dense_share)
@@ -147,6 +149,11 @@ class Scheduler:
                     request.scored = chunk.scored.stop
                 if chunk.num_draws:
                     request.expect()
+
+    def hold_back(self, request: Request) -> None:
+        """Record that a planned chunk of a request is not computed, nor any other before its kernels are compiled."""
+        request.compiling = True
+        request.hold.not_launched = True
 
     def settle(self, drawn: dict[str, list[int]]) -> None:
         """Record which tokens the chunks of the oldest step in flight drew; requests that are finished leave."""
@@ -222,8 +229,8 @@ class Scheduler:
         left = self.limits.max_batched_tokens - len(requests)  # for what is computed again
         chunks = []
         for request in requests:
-            if request.seq_slot < 0:
-                continue  # preempted
+            if request.seq_slot < 0 or request.compiling:
+                continue  # preempted, or to be computed later
             wanted = 1 + request.redo
             if wanted > left + 1:
                 continue  # in the next step
@@ -248,7 +255,7 @@ class Scheduler:
         requests = self._reading()
         if not self._queue.next.is_blocked:
             requests += self.waiting.values()
-        if not requests:
+        if not (requests := [request for request in requests if not request.compiling]):
             return []
         cost = self.step_time.cost
         left = StepBudget.beside(streams, self.limits, self.step_time)

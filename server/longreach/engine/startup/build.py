@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import torch
 from longreach_kernels import Backend
+from longreach_kernels.compile_beside import KernelsBeside
 from longreach_kernels.sizes import MAX_HOPPER_DECODE_HEAD_DIM
 from longreach_patches import (
     LoadedModel,
@@ -34,6 +35,7 @@ from longreach.engine.kv_cache.state_allocator import StateAllocator
 from longreach.engine.kv_cache.state_pool import StatePool
 from longreach.engine.messages import EngineConfig, Started
 from longreach.engine.pair_count import PairCount
+from longreach.engine.rope_choice import RopeTable, within
 from longreach.engine.scheduling.forecast import EntrySizes
 from longreach.engine.scheduling.scheduler import Scheduler
 from longreach.engine.startup.capacity import Capacity, bounded_layers, host_tokens, state_places
@@ -105,7 +107,8 @@ def _engine(
     places = pool.pages_for(limits.max_model_len)
     dropped = pages.dropped if groups.windowed else 0
     strides = [group.stride for group in pages.shape.groups]
-    builder = BatchBuilder(limits.max_num_seqs, places, config.page_size, strides, dropped)
+    factors = [table.factor for table in loaded.rope_tables]
+    builder = BatchBuilder(limits.max_num_seqs, places, config.page_size, strides, dropped, factors, policies.tiling)
     types = str(loaded.dtype), str(pages.shape.dtype)
     hasher = None
     if config.prefix_cache:
@@ -121,8 +124,13 @@ def _engine(
     scheduler = Scheduler(PageAllocator(pool, hasher, groups, states), limits)
     started = _started(state, config, groups, hasher)
     sizes = EntrySizes(started.page_bytes, started.state_bytes)
-    runner = Runner(computing, builder, ranks)
-    engine = Engine(scheduler, runner, pairs=pairs, policies=policies, usage=usage, sizes=sizes)
+    kernels = None
+    if loaded.device.type == "cuda" and ranks is None:  # several would have to wait for each other's
+        kernels = KernelsBeside(loaded.device, torch.get_num_threads())
+    runner = Runner(computing, builder, ranks, kernels)
+    engine = Engine(
+        scheduler, runner, pairs=pairs, policies=policies, usage=usage, sizes=sizes, compiled=state.compiled
+    )
     return engine, started
 
 
@@ -149,12 +157,15 @@ def _started(state: RankState, config: EngineConfig, groups: PageGroups, hasher:
         load_seconds=loaded.load_seconds,
         dense_share=limits.dense_share,
         page_bounds=bool(pages.shape.bounded),
+        attended_layers=len(state.forward.policies.observed),
         quantization=loaded.quantization or "",
         weight_bytes=loaded.weight_bytes,
         page_groups=len(groups.windows),
         state_slots=0 if (states := state.forward.states) is None else states.num_slots,
         state_bytes=0 if states is None else ranks * states.shape.bytes_per_slot,
         digest_namespace=None if hasher is None else hasher.namespace,
+        rope_tables=within([RopeTable(*table) for table in loaded.rope_tables], limits.max_model_len),
+        start_phases=state.phases,
     )
 
 

@@ -55,7 +55,8 @@ def open_disk(
     assert host is not None
     assert computing.host is not None
     memory = computing.host if ranks is None else RankPlaces(computing.host, ranks)
-    store = DiskStore(Path(config.kv_disk), namespace_of(computing, joined), config.kv_disk_bytes)
+    namespace = namespace_of(computing, joined)
+    store = DiskStore(Path(config.kv_disk), namespace, config.kv_disk_bytes, waits=config.handover)
     host.disk = DiskTier(store, host, memory, computing.pages.shape.bytes_per_page)
 
 

@@ -16,6 +16,8 @@ import threading
 import time
 from collections.abc import Callable
 
+import msgspec
+
 from longreach.engine.engine import Engine
 from longreach.engine.errors import DeviceLostError
 from longreach.engine.looks import Look
@@ -39,7 +41,9 @@ from longreach.engine.messages import (
 )
 from longreach.engine.requests.request import Constraint
 from longreach.engine.sampling.grammar_threads import Preparation, Prepared
+from longreach.engine.startup.phases import Phases, in_words, process_seconds
 from longreach.util.child_process import EXIT_DEVICE_LOST, belong_to_parent, end
+from longreach.util.log_lines import configure_logging
 from longreach.util.memory import settle_garbage
 
 Inbox = queue.SimpleQueue[ToEngine | Prepared | None]
@@ -50,7 +54,6 @@ logger = logging.getLogger(__name__)
 
 def main() -> None:
     """Serve one owner over the inherited socket whose file descriptor is the only argument."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s engine: %(message)s", stream=sys.stderr)
     belong_to_parent()
     connection = socket.socket(fileno=int(sys.argv[1]))
     inbox: Inbox = queue.SimpleQueue()
@@ -61,6 +64,7 @@ def main() -> None:
     if config is None:
         return
     assert isinstance(config, EngineConfig), f"expected a config first, got {type(config).__name__}"
+    configure_logging("info", config.log_format, "engine")
     built = _start(config, connection, outbox)
     if built is None:
         return
@@ -87,8 +91,13 @@ def _start(
     )
 
     try:
+        phases = Phases({"import libraries": process_seconds()})
         engine, started = build_engine(config)
-        start_grammar = _grammars(config, started)
+        phases.seconds |= started.start_phases
+        with phases.of("prepare grammars"):
+            start_grammar = _grammars(config, started)
+        started = msgspec.structs.replace(started, start_phases=phases.seconds)
+        logger.info("started in %s", in_words(phases.seconds))
     except Exception as error:  # every cause of a failed start is reported to the owner
         logger.debug("start failed", exc_info=True)
         text = str(error).strip() or type(error).__name__

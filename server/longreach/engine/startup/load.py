@@ -22,6 +22,7 @@ from longreach_patches import (
     load_model,
     resolve_kv_dtype,
     rope,
+    rope_tables,
     rotary_layers,
 )
 from longreach_patches.families import family_of
@@ -102,10 +103,13 @@ def load_rank(config: EngineConfig, joined: Joined) -> LoadedRank:
             max_length=config.max_model_len,
             gguf_file=config.gguf_file,
             quantization=config.quantization,
+            rope_by_request=config.rope_by_request,
         )
     if joined.layout.rank == 0:
         logger.info("%s", layers_in_words(loaded))
-        if (note := rope.described(loaded.config, config.max_model_len or loaded.max_positions)) is not None:
+        if loaded.rope_tables:
+            logger.info("%s", rope_tables.described(loaded.rope_tables))
+        elif (note := rope.described(loaded.config, config.max_model_len or loaded.max_positions)) is not None:
             logger.info("%s", note)
     on_gpu = loaded.device.type == "cuda"
     if on_gpu and layout.size > 1:
@@ -129,6 +133,7 @@ def load_rank(config: EngineConfig, joined: Joined) -> LoadedRank:
         step_tokens=batched_tokens,
         part=layout.part(head_shape(loaded.config).heads),
         rotary=rotary_layers(loaded.config),
+        is_cut=loaded.patched.leaves_rows_out and layout.context_size == 1,
     )
     if config.gguf_file is not None and layout.rank == 0 and not config.random_weights:
         sizes = str(loaded.dtype), footprint.weight_bytes, loaded.quantization

@@ -17,8 +17,10 @@ from longreach_kernels.compilation import compile_only
 from longreach_patches import Footprint, KVPages, LoadedModel, StateStore, compared_tokens, compute_both
 
 from longreach.engine.device.forward_pass import StepGraphs
+from longreach.engine.device.policies.layer_masks import LayerPolicies
 from longreach.engine.scheduling.limits import Limits
 from longreach.engine.startup.calibrate import calibrate
+from longreach.engine.startup.policy_steps import PolicySteps
 from longreach.engine.startup.warmup import warm
 
 logger = logging.getLogger(__name__)
@@ -30,11 +32,13 @@ def compile_kernels(
     footprint: Footprint,
     num_pages: int,
     limits: Limits,
+    policies: LayerPolicies,
     *,
     calibrated: tuple[int, int] | None,
     graphs_over: Callable[[KVPages, torch.Tensor, Limits, StateStore | None], StepGraphs] | None,
 ) -> None:
-    """Compile what the start will launch. A kernel that does not compile is logged; the start then fails at it.
+    """Compile what the start will launch, and what requests may ask for. A kernel that does not compile is logged; the
+    start then fails at it.
 
     The pages, as `footprint` has them, are there for a moment: there has to be room for them, as for the real ones.
     Of slots for states there is one: no state is read or written.
@@ -43,6 +47,7 @@ def compile_kernels(
         loaded: the model, on a GPU.
         footprint, num_pages, limits: as they are planned; should they turn out otherwise, the start may have to compile
             some kernels by itself.
+        policies: the layers' masks under attention policies.
         calibrated: tokens and rows of the step that the start calibrates with, or None if it does not calibrate.
         graphs_over: makes the graphs that the start captures, as `StepGraphs.of` does; None if it captures none.
     """
@@ -65,6 +70,7 @@ def compile_kernels(
             for run in graphs_over(pages, drawn, limits, states).steps():
                 run()
         warm(loaded, pages, limits, states)
+        PolicySteps(loaded, pages, limits, policies, states).compute(all_contexts=True)
 
     start = time.perf_counter()
     threads = torch.get_num_threads()  # this rank's part of the cores

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from longreach.engine.device.ranks.rank_messages import BEAT, SETTLED, Compute, Join, Move, Settle, receive
 from longreach.engine.messages import HEARTBEAT_SECONDS
 from longreach.util.child_process import belong_to_parent, end
+from longreach.util.log_lines import configure_logging
 from longreach.util.memory import settle_garbage
 
 if TYPE_CHECKING:
@@ -38,8 +39,7 @@ def main() -> None:
     if first is None:
         return
     assert isinstance(first, Join), f"expected to be told a rank first, got {type(first).__name__}"
-    form = f"%(asctime)s %(levelname)s rank {first.rank}: %(message)s"
-    logging.basicConfig(level=logging.INFO, format=form, stream=sys.stderr)
+    configure_logging("info", first.config.log_format, f"rank {first.rank}")
     try:
         computing = _start(first)
     except Exception:

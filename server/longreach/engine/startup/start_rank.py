@@ -6,14 +6,12 @@ sizes.
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import time
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
 from longreach_kernels import Mask
+from longreach_kernels.compile_counts import CompileCounts
 from longreach_patches import KVPages, RankLayout, StateStore, check_agreement
 
 from longreach.engine.device.device_tables import DeviceTables
@@ -28,19 +26,23 @@ from longreach.engine.startup.calibrate import Calibration, calibrate
 from longreach.engine.startup.host_memory import host_memory, thread_count
 from longreach.engine.startup.load import LoadedRank, load_rank
 from longreach.engine.startup.parallel_compile import compile_kernels
+from longreach.engine.startup.phases import Phases
+from longreach.engine.startup.policy_steps import PolicySteps
 from longreach.engine.startup.warmup import warm
 
 logger = logging.getLogger(__name__)
 
 
 class RankState(NamedTuple):
-    """A rank that is ready: what computes, the bounds of what it can compute, its layers' own masks, and the places
-    for pages in host memory."""
+    """A rank that is ready: what computes, the bounds of what it can compute, its layers' own masks, the places for
+    pages in host memory, the phases of the start by name in seconds, and the kernels that are compiled after it."""
 
     forward: ForwardPass
     limits: Limits
     own_masks: tuple[Mask, ...]
     host_places: int
+    phases: dict[str, float]
+    compiled: CompileCounts
 
 
 class Measured(NamedTuple):
@@ -69,22 +71,34 @@ def start_rank(config: EngineConfig, joined: Joined, place_file: str = "") -> Ra
         longreach_patches.PatchError: the model cannot be loaded or is not supported.
         ValueError: the settings cannot hold together or do not fit the machine; the message names the fix.
     """
-    rank = load_rank(config, joined)
+    phases = Phases()
+    with phases.of("load weights"):
+        rank = load_rank(config, joined)
     if rank.on_gpu:
-        compile_start(rank)
-    check_agreement(rank.loaded.patched)
-    measured = measure(rank)
-    pages, drawn = allocate(rank, measured)
-    states = allocate_states(rank, measured)
-    graphs = capture(rank, pages, drawn, measured.limits, states)
+        with phases.of("compile kernels"):
+            compile_start(rank)
+    with phases.of("compare layers"):
+        check_agreement(rank.loaded.patched)
+    with phases.of("calibrate"):
+        measured = measure(rank)
+    with phases.of("allocate pages"):
+        pages, drawn = allocate(rank, measured)
+        states = allocate_states(rank, measured)
+    with phases.of("capture graphs"):
+        graphs = capture(rank, pages, drawn, measured.limits, states)
     if rank.on_gpu:
-        with _logged("warmed up"):
+        with phases.of("warm up"):
             warm(rank.loaded, pages, measured.limits, states)
-    host = HostStore(pages, measured.host_places, states, place_file) if measured.host_places else None
+            PolicySteps(rank.loaded, pages, measured.limits, rank.policies, states).compute(all_contexts=False)
+    with phases.of("allocate host memory"):
+        host = HostStore(pages, measured.host_places, states, place_file) if measured.host_places else None
     most_pages = -(-measured.limits.max_model_len // rank.config.page_size)
     tables = DeviceTables(len(pages.shape.groups), rank.config.max_num_seqs, most_pages, rank.loaded.device)
     forward = ForwardPass(rank.loaded, pages, drawn, tables, graphs, rank.policies, host, states)
-    return RankState(forward, measured.limits, rank.own_masks, measured.host_places)
+    compiled = CompileCounts()
+    if rank.on_gpu:
+        compiled.listen()
+    return RankState(forward, measured.limits, rank.own_masks, measured.host_places, phases.seconds, compiled)
 
 
 def calibrated_step(rank: LoadedRank) -> tuple[int, int] | None:
@@ -106,7 +120,8 @@ def compile_start(rank: LoadedRank) -> None:
         loaded,
         rank.footprint,
         planned.num_pages,
-        Limits(config.max_num_seqs, rank.batched_tokens, planned.max_model_len),
+        Limits(config.max_num_seqs, rank.batched_tokens, planned.max_model_len, batch_invariant=config.batch_invariant),
+        rank.policies,
         calibrated=calibrated_step(rank),
         graphs_over=rank.graphs if config.cuda_graphs else None,
     )
@@ -121,8 +136,7 @@ def measure(rank: LoadedRank) -> Measured:
     config, loaded, shape = rank.config, rank.loaded, rank.footprint.pages
     calibration = None
     if (step := calibrated_step(rank)) is not None:
-        with _logged("calibrated"):
-            calibration = calibrate(loaded, config.page_size, *step)
+        calibration = calibrate(loaded, config.page_size, *step)
     room = _room(rank, None if calibration is None else calibration.peak_bytes)
     sized = rank.demand.fit(least(room.bytes, loaded.layout, loaded.device), room.why)
     page_bytes = loaded.layout.size * shape.bytes_per_page  # of all ranks, which share the host's memory
@@ -140,6 +154,7 @@ def measure(rank: LoadedRank) -> Measured:
         restored_pages=capacity.restored_pages(config.max_itl, shape.bytes_per_page),
         dense_share=rank.policies.dense_share,
         batch_invariant=config.batch_invariant,
+        rope_factors=tuple(table.factor for table in loaded.rope_tables),
         **({"least_chunk": LEAST_CHUNK} if rank.on_gpu else {}),
     )
     return Measured(limits, sized.num_pages, places, calibration, sized.state_slots)
@@ -169,8 +184,7 @@ def capture(
         return None
     graphs = rank.graphs(pages, drawn, limits, states)
     try:
-        with _logged("captured CUDA graphs"):
-            graphs.capture()
+        graphs.capture()
     except RuntimeError as error:
         if not rank.loaded.patched.runs_own_modules or isinstance(error, torch.OutOfMemoryError):
             raise
@@ -183,14 +197,6 @@ def capture(
         )
         return None
     return graphs
-
-
-@contextlib.contextmanager
-def _logged(done: str) -> Iterator[None]:
-    """Log how long a step of the start took."""
-    start = time.perf_counter()
-    yield
-    logger.info("%s in %.1f s", done, time.perf_counter() - start)
 
 
 class _Room(NamedTuple):

@@ -13,9 +13,23 @@ import numpy as np
 import torch
 from longreach_kernels import PagedBatch
 from longreach_kernels.sizes import KEY_BLOCK
-from longreach_patches import BlockBudget, KVPages, LoadedModel, PagedStep, StateStep, StateStore, StepGroup, head_shape
+from longreach_patches import (
+    BlockBudget,
+    KVPages,
+    LoadedModel,
+    PagedStep,
+    QueryTap,
+    StateStep,
+    StateStore,
+    StepGroup,
+    chosen_layers,
+    head_shape,
+    layer_masks,
+)
 
+from longreach.engine.device.attended_blocks import compile_scores, observed_layers
 from longreach.engine.device.forward_pass import forward
+from longreach.engine.device.graphs.capture import tap_of
 from longreach.engine.scheduling.limits import Limits
 from longreach.util.transfer import upload
 
@@ -26,8 +40,8 @@ _SIZES = (64, 512, 1024, 2048, 4096)
 
 @torch.inference_mode()
 def warm(loaded: LoadedModel, pages: KVPages, limits: Limits, states: StateStore | None = None) -> None:
-    """Compute chunks of prompts, short and long, with few keys and with as many as there can be, beside one answer; and
-    tokens of answers that read a budget of keys, if the pages have bounds.
+    """Compute chunks of prompts, short and long, with few keys and with as many as there can be, beside one answer;
+    what that answer attends to; and tokens of answers that read a budget of keys, if the pages have bounds.
 
     Nothing is written to `pages` and `states`, and what is read there does not matter.
     """
@@ -40,7 +54,9 @@ def warm(loaded: LoadedModel, pages: KVPages, limits: Limits, states: StateStore
     for tokens, context in chunks:
         chunk = min(tokens, limits.max_batched_tokens - 1, most)
         if chunk > 0:
-            _compute(loaded, pages, states, chunk, max(chunk, min(context, most)))
+            tap = _compute(loaded, pages, states, chunk, max(chunk, min(context, most)))
+            if tap is not None:
+                compile_scores(tap, pages, min(context, most), loaded.patched.backend.name)
     if loaded.patched.expert_steps or states is not None:  # one token has a kernel of its own
         _answer(loaded, pages, states)
     if pages.shape.bounded:
@@ -50,8 +66,11 @@ def warm(loaded: LoadedModel, pages: KVPages, limits: Limits, states: StateStore
         torch.cuda.synchronize(loaded.device)
 
 
-def _compute(loaded: LoadedModel, pages: KVPages, states: StateStore | None, chunk: int, context: int) -> None:
-    """One token of an answer, and the last `chunk` tokens of a prompt of `context`, all of whose keys are in page 0."""
+def _compute(
+    loaded: LoadedModel, pages: KVPages, states: StateStore | None, chunk: int, context: int
+) -> QueryTap | None:
+    """One token of an answer, and the last `chunk` tokens of a prompt of `context`, all of whose keys are in page 0.
+    Returns the queries of layers in which it can be seen what an answer attends to."""
     positions = np.concatenate([np.zeros(1, np.int64), np.arange(context - chunk, context)])
     nowhere = np.full(1 + chunk, -1)
     input_ids, positions, slots, rows = upload(
@@ -69,7 +88,11 @@ def _compute(loaded: LoadedModel, pages: KVPages, states: StateStore | None, chu
         max_context_len=context,
         num_decodes=1,
     )
-    forward(loaded, PagedStep(pages, batch, slots, states=_nowhere(states, batch)), input_ids, positions, rows)
+    observed = observed_layers(chosen_layers(layer_masks(loaded.config))) if loaded.layout.size == 1 else frozenset()
+    tap = tap_of(observed, rows)
+    step = PagedStep(pages, batch, slots, states=_nowhere(states, batch), tap=tap)
+    forward(loaded, step, input_ids, positions, rows)
+    return tap
 
 
 def _nowhere(states: StateStore | None, batch: PagedBatch) -> StateStep | None:

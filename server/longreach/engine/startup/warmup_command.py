@@ -2,9 +2,10 @@
 
 Triton compiles a kernel when it is first launched with a kind of arguments, and keeps the result in a folder
 (`TRITON_CACHE_DIR`) under a hash of the source, the arguments' kinds, the options, the GPU's architecture and Triton's
-version. So this command starts the engine, which compiles what a start needs (`parallel_compile`), captures graphs and
-runs the steps of `warmup`. Then it sends requests of the shapes that traffic has. Whoever starts with the same folder,
-GPU and versions finds everything by those hashes.
+version. So this command starts the engine, which compiles what the start and all requests need (`parallel_compile`),
+captures graphs and runs the steps of `warmup`. Then it sends requests of the shapes that traffic has, under every
+attention policy, and says how many kernels these still met. Whoever starts with the same folder, GPU and versions finds
+everything by those hashes.
 """
 
 from __future__ import annotations
@@ -21,16 +22,15 @@ from longreach_patches import resolve_device
 
 from longreach.engine.engine import Engine
 from longreach.engine.messages import EngineConfig, Failed, Generate, Sampling, Started
+from longreach.engine.rope_choice import factor_for
 from longreach.engine.startup.build import build_engine
-from longreach.policies.values import Dynamic
+from longreach.engine.startup.policy_steps import kinds_of_policies
 from longreach.sizes import LEAST_TILED_STEP, TILE
 
 # Compiled code depends on whether a size is 1, or divisible by 16, and on no more of it.
 _LENGTHS = (1, 15, 16, 100, 129, 1024)
 _ANSWER = 6
 _CROWD = 3
-_BUDGET = 64
-_BUDGETED = Dynamic(recall=0.95, decode_budget=_BUDGET, dense_below=0)
 _SAMPLINGS = (
     Sampling(temperature=0),
     Sampling(temperature=0.8, top_p=0.9, top_k=40, seed=1),
@@ -40,7 +40,8 @@ _SAMPLINGS = (
 
 @dataclass(frozen=True)
 class Warmth:
-    """What a warm-up did: `compiled` kernels are new in the folder `cache`, `found` were there before.
+    """What a warm-up did: `compiled` kernels are new in the folder `cache`, `late` of them since a request needed one
+    that the start had not compiled; `found` were there before.
 
     `cache` is None where nothing is compiled; `reason` says why the backend is what it is.
     """
@@ -49,6 +50,7 @@ class Warmth:
     reason: str
     cache: Path | None
     compiled: int = 0
+    late: int = 0
     found: int = 0
     requests: int = 0
     seconds: float = 0.0
@@ -74,6 +76,7 @@ def compile_ahead(config: EngineConfig) -> Warmth:
     before = compiled_kernels(cache)
     engine, started = build_engine(config)
     requests = exercise(engine, started)
+    stats = engine.stats
     engine.close()
     after = compiled_kernels(cache)
     return Warmth(
@@ -81,6 +84,7 @@ def compile_ahead(config: EngineConfig) -> Warmth:
         started.backend_reason,
         cache,
         compiled=len(after - before),
+        late=sum(stats.compiled_beside.values()) + sum(stats.compiled_in_steps.values()),
         found=len(before),
         requests=requests,
         seconds=time.monotonic() - start,
@@ -107,7 +111,14 @@ def exercise(engine: Engine, started: Started) -> int:
         nonlocal sent
         sent += 1
         prompt = [rng.randrange(started.vocab_size) for _ in range(length)]
-        return Generate(request_id=f"warmup-{sent}", prompt=prompt, max_tokens=_ANSWER, **more)  # pyright: ignore[reportArgumentType]
+        factor = factor_for(started.rope_tables, length, _ANSWER)
+        return Generate(
+            request_id=f"warmup-{sent}",
+            prompt=prompt,
+            max_tokens=_ANSWER,
+            rope_factor=factor,
+            **more,  # pyright: ignore[reportArgumentType]
+        )
 
     for sampling in _SAMPLINGS:
         for length in lengths:
@@ -116,10 +127,11 @@ def exercise(engine: Engine, started: Started) -> int:
         _run(engine, [request(length, sampling=sampling) for sampling in _SAMPLINGS for _ in range(_CROWD)])
     shortest = min(64, longest)
     _run(engine, [request(shortest, logprobs=2, prompt_logprobs=2), request(shortest, speculate=4)])
-    # Without whole tiles in pages and steps a dynamic prompt is refused.
-    if started.page_bounds and started.page_size % TILE == 0 and started.max_batched_tokens >= LEAST_TILED_STEP:
-        for length in (length for length in lengths if length > _BUDGET):
-            _run(engine, [request(length, attention=_BUDGETED) for _ in range(2)])
+    # Without whole tiles in pages and steps a dynamic prompt is refused, without bounds a budget is.
+    tiled = started.page_size % TILE == 0 and started.max_batched_tokens >= LEAST_TILED_STEP
+    for policy in kinds_of_policies():
+        if (tiled or not policy.is_dynamic) and (started.page_bounds or policy.answer_budget is None):
+            _run(engine, [request(length, attention=policy) for length in lengths[-2:]])
     return sent
 
 

@@ -125,11 +125,17 @@ class SteppedStore(DiskStore):
         """Nobody has to wait: files are written and read after the next move."""
         return lambda: None
 
-    def write(self, key: bytes, parts: Sequence[Any], ready: Callable[[], object] | None = None) -> bool:
+    def write(
+        self,
+        key: bytes,
+        parts: Sequence[Any],
+        ready: Callable[[], object] | None = None,
+        used: int | None = None,
+    ) -> bool:
         """As `DiskStore.write`; what the places contain is looked at as late as may be."""
         assert ready is not None
         assert isinstance(parts, Parts)
-        return super().write(key, parts, lambda: parts.put(self._runner.host_entry(parts.places)))
+        return super().write(key, parts, lambda: parts.put(self._runner.host_entry(parts.places)), used)
 
     def read(self, key: bytes, parts: Sequence[Any], ready: Callable[[], object] | None = None) -> None:
         """As `DiskStore.read`."""

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -19,6 +20,7 @@ from hypothesis import strategies as st
 from longreach.engine.disk import disk_store, entry_file
 from longreach.engine.disk.disk_index import BLOCK, DiskIndex
 from longreach.engine.disk.disk_store import DiskStore, Done
+from longreach.engine.kv_cache.last_use import page_used
 
 MB = 1 << 20
 
@@ -89,8 +91,7 @@ def test_a_flipped_bit_anywhere_is_detected_and_costs_the_entry(store: DiskStore
     put(store, 7)
     [path] = files_below(tmp_path)
     whole = path.read_bytes()
-    used = 40  # of the header; zeros follow
-    for place in (*range(0, used, 5), entry_file.HEADER_BYTES, len(whole) // 2, len(whole) - 1):
+    for place in (*range(0, entry_file.HEADER_BYTES, 5), entry_file.HEADER_BYTES, len(whole) // 2, len(whole) - 1):
         damaged = bytearray(whole)
         damaged[place] ^= 1 << place % 8
         path.write_bytes(damaged)
@@ -140,6 +141,7 @@ def test_what_was_used_longest_ago_makes_room_and_pinned_entries_go_last(tmp_pat
     store.pin([key_of(1)])
     put(store, 1, 2, 3, 4, size=size)
     assert got(store, 2, size) == contents_of(2, size)
+    store.use([(key_of(2), time.time_ns()), (key_of(20), 0)])
     put(store, 5, size=size)
     assert [number for number in range(1, 6) if key_of(number) in store] == [1, 2, 4, 5]
     put(store, 6, 7, 8, size=size)
@@ -150,6 +152,74 @@ def test_what_was_used_longest_ago_makes_room_and_pinned_entries_go_last(tmp_pat
     assert key_of(1) not in store
     assert not store.write(key_of(10), [bytes(8 * BLOCK)]), "it alone is more than all"
     assert store.counts.refused == 1
+    store.close()
+
+
+def test_of_one_use_the_last_pages_go_first_and_none_before_them_for_one_behind(tmp_path: Path) -> None:
+    size = 2 * BLOCK - entry_file.HEADER_BYTES
+    store = DiskStore(tmp_path, "a", 10 * BLOCK)  # five entries
+
+    def write(use: int, *pages: int) -> list[bool]:
+        done: list[bool] = []
+        for n in pages:
+            done.append(store.write(key_of(n), [contents_of(n, size)], used=page_used(use, n % 10)))
+            settled(store, done[-1])
+        return done
+
+    def here() -> list[int]:
+        return [number for number in range(40) if key_of(number) in store]
+
+    start = time.time_ns() - 10**12
+    assert write(start, 0, 1, 2, 3) == [True] * 4
+    assert write(start + 10**9, 10, 11, 12) == [True] * 3
+    assert here() == [0, 1, 10, 11, 12]
+    assert write(start + 2 * 10**9, *range(20, 28)) == [True] * 5 + [False] * 3, (
+        "they would push out what is before them"
+    )
+    assert here() == [20, 21, 22, 23, 24]
+    assert not store.admits(size, page_used(start + 2 * 10**9, 5))
+    assert store.counts.refused == 3
+    assert not store.write(key_of(39), [bytes(4 * BLOCK)], used=page_used(start + 2 * 10**9, 3)), "it takes two"
+    assert here() == [20, 21, 22, 23, 24]
+    assert write(start + 3 * 10**9, 30, 31) == [True] * 2
+    store.use((key_of(20 + page), page_used(start + 4 * 10**9, page)) for page in range(9))
+    store.close()
+    again = store = DiskStore(tmp_path, "a", 10 * BLOCK)
+    assert here() == [20, 21, 22, 30, 31]
+    assert write(start + 5 * 10**9, 0, 1, 2) == [True] * 3
+    assert here() == [0, 1, 2, 20, 21], "the order outlives the process"
+    again.close()
+
+
+@pytest.mark.parametrize("ends", ["closed", "killed"])
+def test_the_order_of_uses_outlives_the_process(tmp_path: Path, ends: str) -> None:
+    size, now = 2 * BLOCK - entry_file.HEADER_BYTES, time.time_ns()
+    store = DiskStore(tmp_path, "a", 4 * BLOCK)
+    for number, used in ((1, now - 10**12), (2, now - 10**11)):
+        store.write(key_of(number), [contents_of(number, size)], used=used)
+        settled(store, 1)
+    store.use([(key_of(1), now - 10**10 if ends == "killed" else now - 10**11 + 1)])
+    if ends == "closed":
+        store.close()
+    else:
+        store._work.put(None)
+        store._writer.join()
+        assert store._lock is not None
+        os.close(store._lock)
+    store = DiskStore(tmp_path, "a", 4 * BLOCK)
+    put(store, 3, size=size)
+    assert [number for number in (1, 2, 3) if key_of(number) in store] == [1, 3]
+    store.close()
+
+
+def test_a_time_that_is_to_come_keeps_nothing_for_ever(tmp_path: Path) -> None:
+    """The clock has been set back."""
+    store = DiskStore(tmp_path, "a", MB)
+    put(store, 1)
+    store.use([(key_of(1), 2 * time.time_ns())])
+    store.close()
+    store = DiskStore(tmp_path, "a", MB)
+    assert store.used(key_of(1)) <= time.time_ns()
     store.close()
 
 
@@ -236,9 +306,9 @@ def test_a_slow_disk_is_not_waited_for(store: DiskStore, monkeypatch: pytest.Mon
     free = threading.Event()
     write = entry_file.write
 
-    def slow(*args: object) -> None:
+    def slow(*args: Any, **more: Any) -> None:
         free.wait(30)
-        write(*args)  # type: ignore[arg-type]
+        write(*args, **more)
 
     monkeypatch.setattr(entry_file, "write", slow)
     behind = []
@@ -256,6 +326,33 @@ def test_a_slow_disk_is_not_waited_for(store: DiskStore, monkeypatch: pytest.Mon
 def test_a_folder_has_one_server(store: DiskStore, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="another server uses"):
         DiskStore(tmp_path, "a", MB)
+
+
+def test_a_server_that_waits_takes_the_folder_over_when_the_other_ends(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    old = DiskStore(tmp_path, "a", MB)
+    put(old, 1)
+    new = DiskStore(tmp_path, "a", MB, waits=True)
+    idle = DiskStore(tmp_path, "a", MB, waits=True)
+    assert "another server uses" in caplog.text
+    put(old, 2)
+    new.done()
+    assert key_of(1) not in new
+    assert not new.admits(5000, time.time_ns())
+    assert not new.write(key_of(3), [contents_of(3)]), "the folder has one writer"
+    idle.close()  # which does not wait
+    old.close()
+    until = time.monotonic() + 30
+    while key_of(2) not in new:
+        assert time.monotonic() < until
+        new.done()
+    assert [got(new, number) for number in (1, 2)] == [contents_of(1), contents_of(2)]
+    put(new, 3)
+    with pytest.raises(ValueError, match="--handover"):
+        DiskStore(tmp_path, "a", MB)
+    new.close()
+    assert len(files_below(tmp_path)) == 3
 
 
 def test_a_folder_that_cannot_be_had_is_refused_and_one_that_can_be_read_is_read(
@@ -286,6 +383,7 @@ def test_a_folder_that_cannot_be_had_is_refused_and_one_that_can_be_read_is_read
 _CHILD = """
 import sys
 from pathlib import Path
+from typing import Any
 from longreach.engine.disk.disk_store import DiskStore
 sys.path.insert(0, {root!r})
 from tests.server.engine.disk.test_disk_store import MB, contents_of, key_of
@@ -328,7 +426,8 @@ Step = Callable[[DiskIndex], object]
 @settings(max_examples=60)
 @given(
     st.lists(
-        st.tuples(st.sampled_from(["add", "read", "release", "pin", "unpin", "remove"]), st.integers(0, 9)), max_size=60
+        st.tuples(st.sampled_from(["add", "read", "release", "pin", "unpin", "remove", "use"]), st.integers(0, 9)),
+        max_size=60,
     )
 )
 def test_the_index_keeps_its_bound_whatever_happens(steps: list[tuple[str, int]]) -> None:
@@ -356,6 +455,8 @@ def test_the_index_keeps_its_bound_whatever_happens(steps: list[tuple[str, int]]
         elif what == "unpin" and path in pinned:
             pinned.remove(path)
             index.unpin([path])
+        elif what == "use" and path in here:
+            index.note_uses([(path, 1000 + len(here) - number)])
         elif what == "remove" and path not in reading:
             index.remove(path)
             here.discard(path)

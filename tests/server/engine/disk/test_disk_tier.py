@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import pytest
@@ -23,6 +23,8 @@ class Disk:
         self.pinned: set[bytes] = set()
         self.is_resting = self.is_behind = self.is_full = False
         self.stats = DiskStats()
+        self.uses: dict[bytes, int] = {}
+        self.oldest = 0  # what was used before finds no room
 
     def __contains__(self, key: bytes) -> bool:
         return key in self.here
@@ -33,7 +35,22 @@ class Disk:
     def settled(self) -> Callable[[], object]:
         return lambda: None
 
-    def write(self, key: bytes, parts: Sequence[Any], ready: Callable[[], object] | None = None) -> bool:
+    def admits(self, size: int, used: int) -> bool:
+        return used >= self.oldest
+
+    def use(self, uses: Iterable[tuple[bytes, int]]) -> None:
+        self.uses.update(uses)
+
+    def used(self, key: bytes) -> int:
+        return self.uses.get(key, 0)
+
+    def write(
+        self,
+        key: bytes,
+        parts: Sequence[Any],
+        ready: Callable[[], object] | None = None,
+        used: int | None = None,
+    ) -> bool:
         if self.is_full:
             return False
         self.begun.append(Done(key, is_read=False, ok=True))

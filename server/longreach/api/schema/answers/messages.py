@@ -7,7 +7,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from longreach.api.schema.answers.usage import AttentionUsage, CacheUsage
+from longreach.api.schema.answers.usage import AttentionUsage, CacheUsage, SentencePlaces
 
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"]
 
@@ -43,7 +43,8 @@ class ThinkingTokens(msgspec.Struct, frozen=True):
 
 
 class MessageUsage(msgspec.Struct, frozen=True, kw_only=True):
-    """Tokens read and written. Of the prompt, `input_tokens` were computed, and the others came from the cache."""
+    """Tokens read and written. Of the prompt, `input_tokens` were computed, and the others came from the cache.
+    `rope_factor` is that of the rotary frequencies, with `--rope auto`."""
 
     input_tokens: int
     cache_creation_input_tokens: int = 0
@@ -53,6 +54,8 @@ class MessageUsage(msgspec.Struct, frozen=True, kw_only=True):
     service_tier: Literal["standard", "batch"]
     attention: AttentionUsage | UnsetType = UNSET
     cache: CacheUsage | UnsetType = UNSET
+    rope_factor: float | UnsetType = UNSET
+    places: list[SentencePlaces] | UnsetType = UNSET
 
 
 class MessageObject(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from longreach.api.schema.answers.chat import TokenLogprob
-from longreach.api.schema.answers.usage import AttentionUsage, CacheUsage, ServiceTier
+from longreach.api.schema.answers.usage import AttentionUsage, CacheUsage, SentencePlaces, ServiceTier
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
@@ -87,7 +87,7 @@ class ReasoningTokens(msgspec.Struct, frozen=True):
 
 
 class ResponseUsage(msgspec.Struct, frozen=True):
-    """Tokens read and written."""
+    """Tokens read and written. `rope_factor` is that of the rotary frequencies, with `--rope auto`."""
 
     input_tokens: int
     input_tokens_details: InputTokens
@@ -96,6 +96,8 @@ class ResponseUsage(msgspec.Struct, frozen=True):
     total_tokens: int
     attention: AttentionUsage | UnsetType = UNSET
     cache: CacheUsage | UnsetType = UNSET
+    rope_factor: float | UnsetType = UNSET
+    places: list[SentencePlaces] | UnsetType = UNSET
 
 
 class Incomplete(msgspec.Struct, frozen=True):

@@ -17,12 +17,20 @@ class SamplingDefaults(msgspec.Struct, frozen=True):
     repetition_penalty: float
 
 
+class RopeTableInfo(msgspec.Struct, frozen=True):
+    """Rotary frequencies for `max_tokens` of prompt and answer together; `factor` 1 is the native ones."""
+
+    factor: float
+    max_tokens: int
+
+
 class Model(msgspec.Struct, frozen=True):
     """A served model under one of its names; `max_model_len` is the context that really fits, prompt and answer.
 
     `description` says what the embedded model can do, in a line for people; of other models it is None.
     `sampling_defaults` are those of requests without `generation_config`. `quantization` names the formats of quantised
-    weights, None for 16 or 32 bits; `weight_bytes` is what the weights take on one device.
+    weights, None for 16 or 32 bits; `weight_bytes` is what the weights take on one device. `rope_tables` are the rotary
+    frequencies that requests choose from by `rope`, with `--rope auto`; otherwise None.
     """
 
     id: str
@@ -34,6 +42,7 @@ class Model(msgspec.Struct, frozen=True):
     sampling_defaults: SamplingDefaults
     quantization: str | None
     weight_bytes: int
+    rope_tables: list[RopeTableInfo] | None
 
 
 class ModelList(msgspec.Struct, frozen=True):

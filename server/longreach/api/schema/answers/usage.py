@@ -57,6 +57,37 @@ class CacheUsage(msgspec.Struct, frozen=True, kw_only=True):
     parted: PartedPrompt | None
 
 
+class AnswerPlace(msgspec.Struct, frozen=True, kw_only=True):
+    """A place in the prompt that a sentence of an answer attended to.
+
+    `start` and `end` are characters of the prompt's text. In a chat `message` is the number of the message, as in
+    `cache.parted`, and `field` is `content`, `reasoning_content`, `tool_calls` or `tools`; in a kept document it is
+    `document`, and `document` is its id. The place begins `offset` characters into the text of that field, or into the
+    document. Where the template changes its texts, these are null. `text` has 200 characters at most. `weight` is the
+    share of the sentence's scores that the place has.
+    """
+
+    start: int
+    end: int
+    message: int | None
+    role: str | None
+    field: Literal["content", "reasoning_content", "tool_calls", "tools", "template", "prompt", "document"] | None
+    document: str | None
+    offset: int | None
+    text: str
+    weight: float
+
+
+class SentencePlaces(msgspec.Struct, frozen=True, kw_only=True):
+    """A sentence of the answer with the number `choice`, and at most three places in its prompt that it attended to,
+    the best first, each with a twentieth of its scores or more. Attention is no proof: a place is where the model
+    looked, not what the sentence follows from."""
+
+    choice: int
+    sentence: str
+    places: list[AnswerPlace]
+
+
 class KeptMass(msgspec.Struct, frozen=True):
     """What part of the dense softmax's mass lies on the keys that were seen, on a sample of the prompt's queries in all
     heads of the layers that the policy changes, exactly: mean, 5th percentile, least."""
@@ -65,6 +96,48 @@ class KeptMass(msgspec.Struct, frozen=True):
     mean: float
     p5: float
     min: float
+
+
+class ReadAgain(msgspec.Struct, frozen=True):
+    """Rows that read more than was chosen, to keep `min_mass`: `widened` ones a greater share of the estimate, `dense`
+    ones everything; `share` is that of both."""
+
+    widened: int
+    dense: int
+    share: float
+
+
+class DrawnMass(msgspec.Struct, frozen=True):
+    """The least mass that a drawn query of a row keeps in any head: `mean` over rows and `min`, of what was read, and
+    `chosen_min` of what had been chosen at first."""
+
+    mean: float
+    min: float
+    chosen_min: float
+
+
+class QueriesBelow(msgspec.Struct, frozen=True):
+    """Share of the queries that keep less than `min_mass` all the same: an estimate, and what it is at most, with a
+    probability of `confidence`."""
+
+    estimate: float
+    at_most: float
+    confidence: float
+
+
+class Guarantee(msgspec.Struct, frozen=True, kw_only=True):
+    """What was measured under a `min_mass`, exactly, before anything was read.
+
+    A row is a tile of queries, a KV head and a layer in which something could be left out. Of each tile
+    `drawn_queries` were measured against all keys. `queries_below` is a statement about all queries of the rows.
+    """
+
+    min_mass: float
+    rows: int
+    drawn_queries: int
+    drawn_mass: DrawnMass
+    read_again: ReadAgain
+    queries_below: QueriesBelow
 
 
 class MissedMass(msgspec.Struct, frozen=True):
@@ -90,7 +163,8 @@ class DecodeUsage(msgspec.Struct, frozen=True, kw_only=True):
 
     There are `tokens` of them. Keys are summed over tokens, layers and KV heads; `kv_bytes_saved` are those of the keys
     that were skipped, less those of the bounds by which keys are chosen. `missed_mass` is known for every token; the
-    `kept_mass` is measured on one token in 64, and null if there was none.
+    `kept_mass` is measured on one token in 64, and null if there was none. `read_again` is the share of tokens and
+    layers that read all keys, since the bound of what a budget missed was above 1 - `min_mass`.
     """
 
     tokens: int
@@ -99,6 +173,7 @@ class DecodeUsage(msgspec.Struct, frozen=True, kw_only=True):
     kv_bytes_saved: int
     missed_mass: MissedMass
     kept_mass: AnswerKeptMass | None
+    read_again: float = 0.0
 
 
 class PolicyLayers(msgspec.Struct, frozen=True):
@@ -119,7 +194,9 @@ class AttentionUsage(msgspec.Struct, frozen=True, kw_only=True):
 
     `parameters` are those that took effect. Tiles are of 128 x 128 pairs; the FLOPs and the bytes of keys and values
     are those of the tiles that were skipped. What came from the cache is not counted. `decode` is there with a
-    `decode_budget`, and says of the answers what the rest says of the prompt.
+    `decode_budget`, and says of the answers what the rest says of the prompt; `guarantee` with a `min_mass`.
+    `tiles_unchosen` is there where tiles are chosen: those of `tiles_visited` in parts of the prompt and layers that
+    were computed densely, since choosing was not worth what it costs.
     """
 
     policy: str
@@ -131,12 +208,15 @@ class AttentionUsage(msgspec.Struct, frozen=True, kw_only=True):
     flops_saved: int
     kv_bytes_saved: int
     kept_mass: KeptMass | None
+    guarantee: Guarantee | UnsetType = UNSET
+    tiles_unchosen: int | UnsetType = UNSET
     decode: DecodeUsage | UnsetType = UNSET
 
 
 class Usage(msgspec.Struct, frozen=True):
     """Tokens of the prompts and of all answers, and what a sparse attention policy left out; with `return_cache_usage`
-    what was cached."""
+    what was cached, with `return_places` what of the prompts the answers attended to. With `--rope auto`, `rope_factor`
+    is that of the rotary frequencies; 1 for the native ones."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -144,6 +224,8 @@ class Usage(msgspec.Struct, frozen=True):
     prompt_tokens_details: CachedTokens
     attention: AttentionUsage | UnsetType = UNSET
     cache: CacheUsage | UnsetType = UNSET
+    rope_factor: float | UnsetType = UNSET
+    places: list[SentencePlaces] | UnsetType = UNSET
 
 
 class PromptLogprob(msgspec.Struct, frozen=True):

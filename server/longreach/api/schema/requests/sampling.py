@@ -80,6 +80,9 @@ _ALLOWED_IDS_SCHEMA = {**TOKEN_IDS_SCHEMA, "type": ["array", "null"], "maxItems"
 _STOP_IDS_SCHEMA = {**TOKEN_IDS_SCHEMA, "type": ["array", "null"], "minItems": 0, "maxItems": MAX_STOPS}
 
 
+Rope = Literal["auto", "native"] | Annotated[float, Field(ge=1, le=4096, allow_inf_nan=False)] | None
+
+
 class ServingFields(DocumentField):
     """How one request is served: not what it answers, but when, and from which cache."""
 
@@ -111,11 +114,24 @@ class ServingFields(DocumentField):
         False,
         description="`usage.cache`: what came from which cache, and where the prompt parts from recent ones.",
     )
+    return_places: Annotated[bool, or_default(False)] = Field(
+        False,
+        description=(
+            "`usage.places`: of each sentence of the answer the places in the prompt that its tokens attended to most."
+        ),
+    )
     speculate: int | None = Field(
         None, ge=0, le=MAX_SPECULATE, description="Tokens that prompt lookup may draft a step; 0: none."
     )
     attention: Attention = Field(
         None, description="Which keys a query sees: a policy, or its short form (window:4096:4); the server's default."
+    )
+    rope: Rope = Field(
+        None,
+        description=(
+            "RoPE's frequencies, with `--rope auto`: `auto` (the default) by the longest length that the request may "
+            "come to, `native`, or a factor that `/v1/models` lists."
+        ),
     )
 
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from longreach_kernels import DecodeNeeds, PagedBatch
 from longreach_kernels.delta import StateBatch
-from longreach_patches import PagedStep, StateStep, StateStore
-from torch import distributed
+from longreach_patches import KeptQueries, PagedStep, QueryTap, StateStep, StateStore
+
+from longreach.engine.device.batch_builder import Int64
 
 # (step, input ids, positions, rows) -> logits; the next is (input ids, sequence slots) -> input ids
 Forward = Callable[[PagedStep, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -29,25 +30,53 @@ def others(of_groups: torch.Tensor) -> torch.Tensor | None:
 
 @dataclass(frozen=True)
 class Captured:
-    """A graph, and the tensor that a replay leaves its logits in."""
+    """A graph, the tensor that a replay leaves its logits in, and what keeps some of its queries."""
 
     graph: torch.cuda.CUDAGraph
     logits: torch.Tensor
+    tap: QueryTap | None = None
+
+
+class Tapped(NamedTuple):
+    """The queries that a step has left, by layer, and which of them stand for the rows of its logits, in order; None
+    where they are the same."""
+
+    kept: Mapping[int, KeptQueries]
+    rows: Int64 | None = None
+
+
+@dataclass(frozen=True)
+class TappedRun:
+    """A step that can be run, and what keeps some of its queries."""
+
+    run: Callable[[], torch.Tensor]
+    tap: QueryTap | None
+
+    def __call__(self) -> torch.Tensor:
+        return self.run()
+
+
+def tap_of(layers: frozenset[int], rows: torch.Tensor | None = None) -> QueryTap | None:
+    """What keeps the queries of these layers, if there are any."""
+    return QueryTap(layers, rows) if layers else None
 
 
 def capture(run: Callable[[], torch.Tensor], pool: Any) -> Captured:
-    """Run a step once, which compiles kernels and initialises libraries, and capture it."""
+    """Run a step once, which initialises libraries, and capture it.
+
+    Raises:
+        KernelsMissingError: as `forward_pass.forward`; nothing is captured.
+    """
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         run()
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
-    # Where there are several ranks, NCCL's own thread may ask the device something meanwhile.
-    mode = "thread_local" if distributed.is_initialized() else "global"
-    with torch.cuda.graph(graph, pool=pool, capture_error_mode=mode):
+    # Other threads may ask the device something meanwhile: NCCL's own, and those that load kernels beside steps.
+    with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
         logits = run()
-    return Captured(graph, logits)
+    return Captured(graph, logits, run.tap if isinstance(run, TappedRun) else None)
 
 
 def states_of(store: StateStore | None, slots: torch.Tensor, batch: PagedBatch) -> StateStep | None:

@@ -28,9 +28,12 @@ from longreach.engine.device.graphs.capture import (
     Fill,
     Forward,
     Needs,
+    Tapped,
+    TappedRun,
     capture,
     others,
     states_of,
+    tap_of,
 )
 from longreach.engine.scheduling.limits import Limits
 
@@ -41,7 +44,11 @@ _CONTEXT_FACTOR = 4
 
 
 class DecodeGraphs:
-    """Captured decode steps that share one set of input tensors and one memory pool."""
+    """Captured decode steps that share one set of input tensors and one memory pool.
+
+    Attributes:
+        tapped: the queries that the last replay has left.
+    """
 
     def __init__(
         self,
@@ -51,9 +58,12 @@ class DecodeGraphs:
         needs: Needs,
         limits: Limits,
         states: StateStore | None = None,
+        observed: frozenset[int] = frozenset(),
     ) -> None:
         """`run` is the forward pass; `fill` puts in tokens that the host does not know when it fills the inputs;
-        `states` are those of layers that keep some."""
+        `states` are those of layers that keep some; the queries of `observed` layers are kept."""
+        self._observed = observed
+        self.tapped: Tapped | None = None
         max_num_seqs, max_model_len = limits.max_num_seqs, limits.max_model_len
         self._run = run
         self._fill = fill
@@ -127,9 +137,10 @@ class DecodeGraphs:
         rows = page_tables.rows(self._long[2, :count], batch.num_pages)
         self._tables[context][:, :count, : batch.num_pages].copy_(rows)
         captured.graph.replay()
+        self.tapped = None if captured.tap is None else Tapped(captured.tap.kept)
         return captured.logits[:count]
 
-    def _step(self, size: int, context: int) -> Callable[[], torch.Tensor]:
+    def _step(self, size: int, context: int) -> TappedRun:
         batch = PagedBatch(
             cu_seqlens_q=self._cu_seqlens[: size + 1],
             context_lens=self._lens[:size],
@@ -141,13 +152,14 @@ class DecodeGraphs:
         )
         slots, of_states = self._long[3:, :size].split([self._groups, len(self._long) - 3 - self._groups])
         states = states_of(self._states, of_states, batch)
-        step = PagedStep(self._pages, batch, slots[0], states=states, other_slots=others(slots))
+        tap = tap_of(self._observed)
+        step = PagedStep(self._pages, batch, slots[0], states=states, other_slots=others(slots), tap=tap)
 
         def run() -> torch.Tensor:
             input_ids = self._fill(self._long[0, :size], self._long[2, :size])
             return self._run(step, input_ids, self._long[1, :size], self._rows[:size])
 
-        return run
+        return TappedRun(run, tap)
 
 
 def _powers_up_to(bound: int) -> list[int]:

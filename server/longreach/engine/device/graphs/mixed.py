@@ -29,9 +29,12 @@ from longreach.engine.device.graphs.capture import (
     Fill,
     Forward,
     Needs,
+    Tapped,
+    TappedRun,
     capture,
     others,
     states_of,
+    tap_of,
 )
 from longreach.engine.device.graphs.large import worthwhile
 from longreach.engine.scheduling.limits import Limits
@@ -113,7 +116,11 @@ def lay_out(batch: HostBatch) -> Layout | None:
 
 
 class MixedGraphs:
-    """Captured steps that share one set of input tensors and one memory pool."""
+    """Captured steps that share one set of input tensors and one memory pool.
+
+    Attributes:
+        tapped: the queries that the last replay has left, of the rows that its logits are of.
+    """
 
     def __init__(
         self,
@@ -123,8 +130,11 @@ class MixedGraphs:
         needs: Needs,
         limits: Limits,
         states: StateStore | None = None,
+        observed: frozenset[int] = frozenset(),
     ) -> None:
-        """`run`, `fill`, `needs` and `states` as for `DecodeGraphs`."""
+        """`run`, `fill`, `needs`, `states` and `observed` as for `DecodeGraphs`."""
+        self._observed = observed
+        self.tapped: Tapped | None = None
         self._states = states
         self._run = run
         self._fill = fill
@@ -189,9 +199,10 @@ class MixedGraphs:
         of_sequences = page_tables.rows(owners, batch.num_pages)
         self._tables[:, :, : batch.num_pages].index_copy_(1, places, of_sequences)
         captured.graph.replay()
+        self.tapped = None if captured.tap is None else Tapped(captured.tap.kept, layout.drawn)
         return captured.logits[drawn]
 
-    def _step(self, answers: int, rows: int) -> Callable[[], torch.Tensor]:
+    def _step(self, answers: int, rows: int) -> TappedRun:
         sequences, groups = answers + PROMPTS, len(self._tables)
         sizes = [rows, rows, answers, sequences, groups * rows]
         input_ids, positions, seq_slots, logit_rows, flat = self._long[: sum(sizes)].split(sizes)
@@ -215,13 +226,14 @@ class MixedGraphs:
             other_tables=others(self._tables[:, :sequences]),
         )
         states = states_of(self._states, self._state_slots.fill_(NO_SLOT)[:, :sequences], batch)
-        step = PagedStep(self._pages, batch, slots[0], states=states, other_slots=others(slots))
+        tap = tap_of(self._observed, logit_rows)  # all rows of a long step would be much to keep
+        step = PagedStep(self._pages, batch, slots[0], states=states, other_slots=others(slots), tap=tap)
 
         def run() -> torch.Tensor:
             filled = self._fill(input_ids[:answers], seq_slots)
             return self._run(step, torch.cat([filled, input_ids[answers:]]), positions, logit_rows)
 
-        return run
+        return TappedRun(run, tap)
 
 
 def alone(limits: Limits) -> list[tuple[int, int]]:

@@ -30,9 +30,11 @@ from longreach.engine.device.graphs.capture import (
     Fill,
     Forward,
     Needs,
+    Tapped,
     capture,
     others,
     states_of,
+    tap_of,
 )
 from longreach.engine.device.graphs.decode import contexts_for
 from longreach.engine.device.policies.mass_samples import is_sampled
@@ -60,11 +62,12 @@ class Answers(Protocol):
 
 
 class Replayed(NamedTuple):
-    """The logits of a captured step, and the step that has measured its groups if it has any: valid until the next
-    replay."""
+    """The logits of a captured step, the step that has measured its groups if it has any, and the queries that it has
+    left: valid until the next replay."""
 
     logits: torch.Tensor
     step: PagedStep | None = None
+    tapped: Tapped | None = None
 
 
 @dataclass(frozen=True)
@@ -150,8 +153,11 @@ class PolicyGraphs:
         limits: Limits,
         answers: Answers,
         states: StateStore | None = None,
+        observed: frozenset[int] = frozenset(),
     ) -> None:
-        """`run`, `fill`, `needs` and `states` as for `DecodeGraphs`; `answers` as `LayerPolicies` has it."""
+        """`run`, `fill`, `needs`, `states` and `observed` as for `DecodeGraphs`; `answers` as `LayerPolicies` has
+        it."""
+        self._observed = observed
         self._states = states
         self._run = run
         self._fill = fill
@@ -212,7 +218,8 @@ class PolicyGraphs:
         captured, step = known.captured[measured]
         captured.graph.replay()
         [places] = upload([layout.places], self._device)
-        return Replayed(captured.logits[places], step.last)
+        tap = None if step.last is None else step.last.tap
+        return Replayed(captured.logits[places], step.last, None if tap is None else Tapped(tap.kept, layout.places))
 
     @property
     def captured(self) -> list[tuple[tuple[StepPolicy, int], ...]]:
@@ -270,7 +277,8 @@ class PolicyGraphs:
             slots, of_states = self._long[3:, :rows].split([self._groups, len(self._long) - 3 - self._groups])
             batch = self._batch(0, rows, context)
             states = states_of(self._states, of_states, batch)
-            return PagedStep(self._pages, batch, slots[0], there, states=states, other_slots=others(slots))
+            tap = tap_of(self._observed)
+            return PagedStep(self._pages, batch, slots[0], there, states=states, other_slots=others(slots), tap=tap)
 
         def run(step: PagedStep) -> torch.Tensor:
             input_ids = self._fill(self._long[0, :rows], self._long[2, :rows])

@@ -19,8 +19,11 @@ from longreach_kernels.sparse import (
 )
 from longreach_patches import BlockBudget, MassSample, PageShape, StepGroup, TileChoice, chosen_layers, masks_under
 
-from longreach.engine.device.batch_builder import HostBatch, HostGroup, Int32
+from longreach.engine.device.attended_blocks import observed_layers
+from longreach.engine.device.batch_builder import HostBatch, HostGroup
+from longreach.engine.device.policies.tile_parts import choice_parts
 from longreach.engine.messages import Generate
+from longreach.engine.requests.tile_worth import Tiling
 from longreach.policies.masks import mask_of
 from longreach.policies.values import AttentionPolicy, Dynamic, SparseDecode, StepPolicy
 from longreach.sizes import LEAST_TILED_STEP, TILE
@@ -40,9 +43,11 @@ class LayerPolicies:
 
     Layers are numbered among those that attend. `own` are their own masks, `heads` the query heads of each, `shape`
     that of their keys. No policy touches `dense_layers`. `full` layers see everything; in the `chosen` ones of these,
-    dynamic policies choose tiles of `tile` (queries, keys). `step_tokens` are the most of a step. `rotary` says of each
-    layer whether it has rotary positions, all if it is None. Where heads are split over ranks, `part` are this one's;
-    all that is counted is of all heads.
+    policies choose keys: of answers in all, of prompts tiles of `tile` (queries, keys) in the `tiled` ones. Of the last
+    layer, where it `is_cut`, only rows are computed whose logits are wanted: no tiles are chosen there, and no mass is
+    measured. `step_tokens` are the most of a step. `rotary` says of each layer whether it has rotary positions, all if
+    it is None. In `observed` layers it can be seen what answers attend to. Where heads are split over ranks, `part` are
+    this one's; all that is counted is of all heads.
 
     Raises:
         ValueError: there is no such layer.
@@ -59,8 +64,11 @@ class LayerPolicies:
         step_tokens: int = LEAST_TILED_STEP,
         part: range | None = None,
         rotary: Sequence[bool] | None = None,
+        is_cut: bool = False,
     ) -> None:
         self.chosen = frozenset(chosen_layers(own, dense_layers))
+        self.unmeasured = len(own) - 1 if is_cut else None
+        self.tiled = self.chosen - {self.unmeasured}
         self._rotary = [True] * len(own) if rotary is None else rotary
         self.heads = heads
         self._part = range(heads) if part is None else part
@@ -70,7 +78,14 @@ class LayerPolicies:
         self._step_tokens = step_tokens
         self._dense_layers = frozenset(layer % len(own) for layer in dense_layers)
         self.full = frozenset(chosen_layers(own))
+        # Of several ranks none has the scores of all heads.
+        self.observed = observed_layers(self.full) if len(self._part) == heads else frozenset()
         self._known: OrderedDict[StepPolicy, tuple[tuple[Mask, ...], tuple[Mask, ...]]] = OrderedDict()
+
+    @property
+    def tiling(self) -> Tiling:
+        """How dynamic policies choose tiles, in steps of this model."""
+        return Tiling.of(self.tiled, self.tile, self.shape.num_kv_heads, self._step_tokens)
 
     @property
     def dense_share(self) -> float:
@@ -85,6 +100,8 @@ class LayerPolicies:
         """
         if spec.attention.is_dynamic:
             self._check_dynamic(spec)
+        if spec.places and not (self.observed and spec.attention.answer_sees_all):
+            raise ValueError("`return_places`: there is no layer here in which its answer sees all keys")
         try:
             spec.attention.check_bounds(bool(self.shape.bounded))
         except ValueError as error:
@@ -124,8 +141,8 @@ class LayerPolicies:
 
     def changed(self, policy: AttentionPolicy) -> frozenset[int]:
         """The layers that compute something else under a request's policy than without, in its prompt or its answer."""
-        chooses = policy.chooses_tiles or policy.answer_budget is not None
-        return self.narrowed(policy) | (self.chosen if chooses else frozenset())
+        chosen = self.tiled if policy.chooses_tiles else frozenset()
+        return self.narrowed(policy) | (chosen if policy.answer_budget is None else self.chosen)
 
     def _under(self, policy: StepPolicy) -> tuple[tuple[Mask, ...], tuple[Mask, ...]]:
         """What each layer computes under a static policy, for all heads and for this rank's."""
@@ -156,6 +173,9 @@ class LayerPolicies:
             batch.groups, starts, samples or [None] * len(batch.groups), strict=True
         ):
             rows = group.tokens.start, group.tokens.stop
+            if group.is_empty:
+                groups.append(StepGroup(*rows, paged))
+                continue
             if isinstance(group.policy, SparseDecode):
                 groups.append(StepGroup(*rows, *self._decodes(group, group.policy, batch, paged, sample)))
                 continue
@@ -175,7 +195,7 @@ class LayerPolicies:
             masks = None if policy.is_dense else self._own_heads(policy)
             choice = None
             if isinstance(policy, Dynamic) and policy.chooses_tiles:
-                choice = self._choice(policy, group.prompt_lens, device)
+                choice = self._choice(policy, group, alone)
             groups.append(StepGroup(*rows, alone, masks, sample, choice))
         return tuple(groups)
 
@@ -196,7 +216,7 @@ class LayerPolicies:
         return None if any(mask.band is None for mask in masks) else StepGroup(*rows, batch, masks)
 
     def _budget(self, policy: SparseDecode, batch: PagedBatch) -> BlockBudget:
-        return BlockBudget(policy.budget, self.chosen, batch, len(self._part))
+        return BlockBudget(policy.budget, self.chosen, batch, len(self._part), policy.min_mass)
 
     def _own_heads(self, policy: StepPolicy) -> tuple[Mask, ...]:
         """What each layer computes for this rank's heads."""
@@ -217,7 +237,7 @@ class LayerPolicies:
         """
         count = group.tokens.stop - group.tokens.start
         owners = np.repeat(np.arange(group.sequences.start, group.sequences.stop), np.diff(group.cu_seqlens_q))
-        lengths = (batch.positions[group.tokens] + 1).astype(np.int32)
+        lengths = (batch.places[group.tokens] + 1).astype(np.int32)
         device = paged.context_lens.device
         [owner] = upload([owners], device)
         starts, lens = upload([np.arange(count + 1, dtype=np.int32), lengths], device)
@@ -232,12 +252,11 @@ class LayerPolicies:
         )
         return alone, None, sample, None, self._budget(policy, alone)
 
-    def _choice(self, policy: Dynamic, prompt_lens: Int32, device: torch.device) -> TileChoice:
+    def _choice(self, policy: Dynamic, group: HostGroup, batch: PagedBatch) -> TileChoice:
         given = ((kind, getattr(policy, name)) for name, kind in _TARGETS.items())
         target = next(kind(value) for kind, value in given if value is not None)
-        [lengths] = upload([prompt_lens], device)
         named = policy.estimator
         estimators = {
-            layer: _ESTIMATORS[_AUTO[self._rotary[layer]] if named == "auto" else named] for layer in self.chosen
+            layer: _ESTIMATORS[_AUTO[self._rotary[layer]] if named == "auto" else named] for layer in self.tiled
         }
-        return TileChoice(target, estimators, lengths, policy.dense_below)
+        return TileChoice(target, estimators, policy.dense_below, choice_parts(group, batch), policy.min_mass)

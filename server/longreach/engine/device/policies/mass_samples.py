@@ -22,6 +22,7 @@ from longreach.engine.device.batch_builder import HostBatch, HostGroup
 from longreach.engine.requests.request import Request
 from longreach.engine.requests.sparse_decode_stats import TokenRead
 from longreach.engine.requests.step_plan import Chunk, StepPlan
+from longreach.engine.requests.tile_worth import TilePart
 from longreach.policies.values import SparseDecode
 from longreach.util.transfer import OnItsWay, upload
 
@@ -51,14 +52,21 @@ class _Group:
     kept: OnItsWay | None = None
     visited: OnItsWay | None = None
     missed: OnItsWay | None = None
+    parts: tuple[tuple[int, TilePart], ...] = ()
+    visited_layers: tuple[int, ...] = ()
+    floor: tuple[tuple[int, int, int, OnItsWay], ...] = ()
 
     def deliver(self, drawn: dict[str, list[int]]) -> None:
         """As `StepSamples.deliver`."""
         if self.visited is not None:
-            for chunk, tiles in zip(self.chunks, self.visited.lists()[0], strict=True):
-                chunk.request.measured.visited += tiles
+            by_part = zip(*self.visited.lists()[0], strict=True)
+            for (index, part), counts in zip(self.parts, by_part, strict=True):
+                chosen = dict(zip(self.visited_layers, counts, strict=True))
+                self.chunks[index].request.measured.tiles.add(part, chosen)
         if self.missed is not None:
             _count_reads(self.chunks, self.missed.lists()[0], drawn)
+        if self.floor:
+            self._note_tests()
         if self.kept is None:
             return
         values, start = np.array(self.kept.lists()[0], np.float32), 0
@@ -71,6 +79,18 @@ class _Group:
                 for position, part in zip(one.positions, kept, strict=True):
                     if position < reads.end:  # else its token was a draft
                         reads.add_kept(float(part.mean()), float(part.min()))
+
+    def _note_tests(self) -> None:
+        """Note what the tests of drawn queries found in each part: a row for each slot of its sequences, as in
+        `longreach_kernels.sparse.select.query_tiles`."""
+        for first, size, tile, found in self.floor:
+            values, before = np.array(found.lists()[0], np.float64), 0
+            for place, (index, part) in enumerate(self.parts[first : first + size]):
+                slot = before // tile + place
+                own = values[slot : slot + -(-(part.end - part.start) // tile)]
+                tests = self.chunks[index].request.measured.floor
+                tests.add(part.start, tile, own[:, :5], own[:, 5:].astype(np.float32))
+                before += part.end - part.start
 
 
 def sampled(prompt_tokens: int, start: int, end: int) -> list[int]:
@@ -118,7 +138,7 @@ class StepSamples:
         for measured, (_, chunks) in zip(step.measured(), plan.groups, strict=True):
             group = _Group(chunks)
             if measured.missed is not None:
-                group.missed = OnItsWay(_of_tokens(measured.missed)[: len(chunks)])
+                group.missed = OnItsWay(_of_tokens(measured.missed, measured.whole)[: len(chunks)])
             if measured.kept is not None:
                 _take_turns(group, measured.kept)
             groups.append(group)
@@ -130,7 +150,12 @@ class StepSamples:
         for group, found in zip(self._groups, measured, strict=True):
             group.kept = None if found.kept is None else OnItsWay(found.kept)
             group.visited = None if found.visited is None else OnItsWay(found.visited)
-            group.missed = None if found.missed is None else OnItsWay(_of_tokens(found.missed))
+            group.visited_layers = found.visited_layers
+            group.missed = None if found.missed is None else OnItsWay(_of_tokens(found.missed, found.whole))
+            group.floor = tuple(
+                (first, size, one.tile_q, OnItsWay(torch.cat([one.counts, one.least.double()], 1)))
+                for first, size, one in found.floor
+            )
 
     def deliver(self, drawn: dict[str, list[int]]) -> None:
         """Wait for it and add it to the requests' measurements, but for drafts that do not stand, given what the step
@@ -141,7 +166,7 @@ class StepSamples:
 
 def _asked(group: HostGroup, chunks: tuple[Chunk, ...], paged: PagedBatch) -> _Group:
     """The queries of a group that are looked at, of a step with the sequences `paged`."""
-    asked = _Group(chunks)
+    asked = _Group(chunks, parts=group.parts)
     rows: list[int] = []
     owners: list[int] = []
     lengths: list[int] = []
@@ -196,9 +221,11 @@ def _uncounted(chunk: Chunk) -> list[int]:
     return sampled_of_answer(chunk.request.prompt_tokens, max(chunk.start, reads.end), chunk.end)
 
 
-def _of_tokens(missed: torch.Tensor) -> torch.Tensor:
-    """(T, 2): of `missed` (layers, T, heads) the mean and the greatest over layers and heads."""
-    return torch.stack([missed.mean((0, 2)), missed.amax((0, 2))], 1)
+def _of_tokens(missed: torch.Tensor, whole: torch.Tensor | None) -> torch.Tensor:
+    """(T, 3): of `missed` (layers, T, heads) the mean and the greatest over layers and heads, and the number of layers
+    that read `whole` (layers, T), all keys."""
+    layers = missed.new_zeros(missed.shape[1]) if whole is None else whole.sum(0).to(missed.dtype)
+    return torch.stack([missed.mean((0, 2)), missed.amax((0, 2)), layers], 1)
 
 
 def _count_reads(chunks: tuple[Chunk, ...], missed: list[list[float]], drawn: dict[str, list[int]]) -> None:
@@ -212,8 +239,8 @@ def _count_reads(chunks: tuple[Chunk, ...], missed: list[list[float]], drawn: di
             stands += len(chunk.standing(drawn[chunk.request.id])) - 1
         lengths = range(chunk.start + 1, chunk.start + stands + 1)
         tokens = [
-            TokenRead(keys_read(length, reads.budget), -(-length // KEY_BLOCK), mean, most)
-            for length, (mean, most) in zip(lengths, missed[first : first + stands], strict=True)
+            TokenRead(keys_read(length, reads.budget), -(-length // KEY_BLOCK), mean, most, round(whole))
+            for length, (mean, most, whole) in zip(lengths, missed[first : first + stands], strict=True)
         ]
         reads.add(chunk.start, tokens)
         first += chunk.length

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import asdict
 from functools import lru_cache
 
 import numpy as np
@@ -16,9 +17,11 @@ from longreach_kernels import Mask
 from longreach_kernels.masks.block_rules import BlockRule
 from longreach_kernels.masks.tile_counts import TileCount, tile_count
 from longreach_kernels.sparse import keys_read
+from longreach_kernels.sparse.select.mass_floor import drawn_count
 
 from longreach.engine.device.policies.layer_masks import LayerPolicies
-from longreach.engine.messages import AttentionUse, DecodeUse, KeptMass, LayerCount
+from longreach.engine.messages import AttentionUse, DecodeUse, FloorUse, KeptMass, LayerCount
+from longreach.engine.requests.floor_tests import CONFIDENCE
 from longreach.engine.requests.request import Request
 from longreach.policies.values import SparseDecode, StepPolicy
 from longreach.sizes import TILE
@@ -73,8 +76,19 @@ class PolicyUsage:
             flops_saved=skipped * 4 * tile[0] * tile[1] * self._shape.head_dim,
             kv_bytes_saved=skipped // group * 2 * tile[1] * self._shape.head_dim * self._shape.dtype.itemsize,
             other_pairs=others.pairs,
+            unchosen=request.measured.tiles.dropped * group,
             kept_mass=_kept_mass(kept),
+            floor=self._floor(request),
         )
+
+    def _floor(self, request: Request) -> FloorUse | None:
+        """What the tests of drawn queries found; None without a floor of the kept mass."""
+        floor = request.spec.attention.parameters.get("min_mass")
+        if floor is None:
+            return None
+        drawn = drawn_count(self._policies.tile[0])
+        found = request.measured.floor.found(drawn, self._shape.num_kv_heads)
+        return FloorUse(min_mass=floor, drawn=drawn, confidence=CONFIDENCE, **asdict(found))
 
     def of_answer(self, request: Request) -> DecodeUse | None:
         """What a request's answer has read so far under its decode budget; None if it has none."""
@@ -82,13 +96,16 @@ class PolicyUsage:
         if reads is None:
             return None
         heads = len(self._chosen) * self._shape.num_kv_heads
-        numbers = 2 * (reads.keys - reads.read - reads.blocks) * self._shape.head_dim  # of two, a bound has as many
+        again = self._shape.num_kv_heads * reads.whole_keys
+        # Of two: a bound has as many.
+        numbers = 2 * (heads * (reads.keys - reads.read - reads.blocks) - again) * self._shape.head_dim
         return DecodeUse(
             policy=request.spec.attention,
             queries=reads.queries,
             keys=heads * reads.keys,
-            keys_read=heads * reads.read,
-            kv_bytes_saved=heads * numbers * self._shape.dtype.itemsize,
+            keys_read=heads * reads.read + again,
+            whole_share=reads.whole / max(1, reads.queries * len(self._chosen)),
+            kv_bytes_saved=numbers * self._shape.dtype.itemsize,
             missed_mean=reads.missed_sum / max(1, reads.queries),
             missed_max=reads.missed_max,
             sampled=reads.sampled,
@@ -105,14 +122,12 @@ class PolicyUsage:
 
     def _in_tiles(self, request: Request, dense: TileCount) -> tuple[TileCount, TileCount]:
         """What a dynamic policy chose, and all, in the kernel's tiles and over the layers where tiles are chosen."""
-        layers = self._chosen
-        rest = self._count([self._own[index] for index in self._policies.full - layers], request)
-        tile_q, tile_k = self._policies.tile
-        ends = np.minimum(np.arange(request.cached, request.prompt_tokens, tile_q) + tile_q, request.prompt_tokens)
-        everything = int((-(-ends // tile_k)).sum()) * len(layers) * self.heads
-        tiles = request.measured.visited * (self.heads // self._shape.num_kv_heads)
+        rest = self._count([self._own[index] for index in self._policies.full - self._policies.tiled], request)
+        group, measured = self.heads // self._shape.num_kv_heads, request.measured.tiles
+        tiles, everything = measured.visited * group, measured.offered * group
         if not request.spec.attention.chooses_tiles:
-            tiles = everything
+            tiling = self._policies.tiling
+            tiles = everything = tiling.tiles(request.cached, request.prompt_tokens) * group * len(self._policies.tiled)
         # How many pairs causality hides in the chosen tiles is not known on the host: they count as the mean tile does.
         pairs = rest.pairs + round((dense.pairs - rest.pairs) * (tiles / everything if everything else 1.0))
         return TileCount(tiles, pairs), TileCount(everything, dense.pairs)
