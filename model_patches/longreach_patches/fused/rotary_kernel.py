@@ -46,7 +46,8 @@ def _normed(x1, x2, QNorm, KNorm, first, second, fits, is_query, is_value, epsil
     return x1, x2
 
 
-@triton.jit
+# Both are parts of one copy to the device, which begin anywhere.
+@triton.jit(do_not_specialize_on_alignment=["Slots", "Positions"])
 def _rotate_kernel(
     QKV,
     Cos,

@@ -23,6 +23,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import torch
 import triton
 from longreach.engine.device.device_tables import DeviceTables
@@ -167,6 +168,7 @@ def pretend(backend: str) -> _Compiler:
             ("resolve_backend", lambda *_: chosen),
             ("_processors", lambda device: 132),
             ("processors", lambda device: 132),
+            ("upload", _upload),
         ):
             if hasattr(module, name):
                 setattr(module, name, stand_in)
@@ -178,6 +180,12 @@ def pretend(backend: str) -> _Compiler:
     torch.cuda.graph_pool_handle = _nothing
     mixed.worthwhile = _all_of
     return compiler
+
+
+def _upload(arrays: list[np.ndarray], device: torch.device) -> tuple[torch.Tensor, ...]:
+    """As on a GPU: parts of one tensor, which begin at any multiple of an item's size."""
+    hosts = [torch.from_numpy(array) for array in arrays]
+    return torch.cat(hosts).split([host.numel() for host in hosts])
 
 
 def _nothing(*_: Any) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor
 from longreach_kernels.backends.triton.config import launch
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["Slots"])
 def _write_kernel(
     K,
     V,

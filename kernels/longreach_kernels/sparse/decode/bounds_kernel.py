@@ -11,7 +11,7 @@ from torch import Tensor
 from longreach_kernels.backends.triton.config import launch
 
 
-@triton.jit(do_not_specialize=["tokens"])
+@triton.jit(do_not_specialize=["tokens"], do_not_specialize_on_alignment=["Slots"])
 def bounds_kernel(
     K,
     Bounds,
