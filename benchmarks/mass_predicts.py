@@ -170,8 +170,10 @@ class Measured:
         keep = None
         if self.setting.recall is not None or self.setting.density is not None:
             pad = -length % TILE
-            padded = [torch.nn.functional.pad(x, (0, 0, 0, pad)) for x in (q, k)]
-            keep = kept_tiles(estimate(*padded, scale), self.setting, self.prompt).repeat_interleave(group, 0)
+            padded_q, padded_k = (torch.nn.functional.pad(x, (0, 0, 0, pad)) for x in (q, k))
+            keep = kept_tiles(estimate(padded_q, padded_k, scale), self.setting, self.prompt).repeat_interleave(
+                group, 0
+            )
         k, v = (x.repeat_interleave(group, 0) for x in (k, v))
         position = torch.arange(length, device=q.device)
         out, kept, seen_pairs, pairs = torch.empty_like(q), q.new_empty(heads, length), 0.0, 0.0
@@ -257,9 +259,10 @@ def main() -> None:
     now: dict[str, Any] = {}
     AttentionInterface.register("measured", lambda *given, **more: now["of"](*given, **more))
     model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32, attn_implementation="sdpa")
-    model = model.to(device).eval()
+    model = model.eval().to(device)  # pyright: ignore[reportArgumentType]
     model.set_attn_implementation("measured")
     rows: list[dict[str, Any]] = []
+    result: dict[str, Any] = {}
     for tokens in map(int, args.tokens.split(",")):
         for seed in range(args.prompts):
             prompt, answer, place = prompt_of(tokenizer, tokens, 1000 * tokens + seed)

@@ -128,8 +128,8 @@ def test_what_is_wrong_is_told_at_once(chat: LiveServer) -> None:
         body = {"model": MODEL, "input": "Hello", "background": True, **wrong}
         assert chat.http.post("/v1/responses", json=body).status_code == 400
     assert not chat.engine.places
-    assert chat.service.kept._store is not None
-    assert chat.service.kept._store.used_bytes == 0
+    assert chat.service.kept._kept is not None
+    assert chat.service.kept._kept.store.used_bytes == 0
 
 
 def test_another_keys_background_response_is_not_found(make_server: Callable[..., LiveServer]) -> None:

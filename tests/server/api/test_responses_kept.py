@@ -69,15 +69,15 @@ def test_a_stream_and_a_whole_answer_are_kept_alike(chat: LiveServer, tokenizer:
 def test_what_is_not_to_be_kept_is_not(chat: LiveServer, fields: dict[str, Any]) -> None:
     response = post(chat, **fields)
     assert response.json().get("store", False) is False
-    assert chat.service.kept._store is not None
-    assert chat.service.kept._store.used_bytes == 0
+    assert chat.service.kept._kept is not None
+    assert chat.service.kept._kept.store.used_bytes == 0
 
 
 def test_a_response_that_failed_is_not_kept(chat: LiveServer) -> None:
     chat.engine.failure = ValueError("secret")
     assert post(chat).status_code == 500
-    assert chat.service.kept._store is not None
-    assert chat.service.kept._store.used_bytes == 0
+    assert chat.service.kept._kept is not None
+    assert chat.service.kept._kept.store.used_bytes == 0
 
 
 def test_the_items_of_the_input_come_in_pages(chat: LiveServer) -> None:
@@ -229,8 +229,8 @@ def test_a_full_store_drops_the_oldest(make_server: Callable[..., LiveServer]) -
 
 def test_a_store_that_fails_does_not_cost_an_answer(chat: LiveServer, tmp_path: Path) -> None:
     name = post(chat).json()["id"]
-    assert chat.service.kept._store is not None
-    chat.service.kept._store.close()
+    assert chat.service.kept._kept is not None
+    chat.service.kept._kept.store.close()
     answer = post(chat)
     assert (answer.status_code, answer.json()["store"]) == (200, False)
     assert chat.http.get(f"/v1/responses/{name}").json()["error"]["code"] == "store_failed"
@@ -278,5 +278,5 @@ def test_an_answer_that_nobody_waited_for_is_not_kept(chat: LiveServer, stream: 
         eventually(lambda: bool(chat.engine.running))
     eventually(lambda: chat.idle)
     assert chat.engine.cancelled
-    assert chat.service.kept._store is not None
-    assert chat.service.kept._store.used_bytes == 0
+    assert chat.service.kept._kept is not None
+    assert chat.service.kept._kept.store.used_bytes == 0
