@@ -181,8 +181,11 @@ class ForwardPass:
     """A model, or one rank's part of it, with its pages, and with its states if it has layers that keep some.
 
     `drawn` (max_num_seqs,) int64 are the tokens that requests drew last, by their `seq_slot`; rank 0 fills it.
-    `page_tables` are those of the requests, up to the last batch.
+    `page_tables` are those of the requests, up to the last batch. The last layer leaves rows out that nobody looks at,
+    where there are `worth_leaving_out` or more of them.
     """
+
+    worth_leaving_out: float = _WORTH_LEAVING_OUT
 
     def __init__(
         self,
@@ -230,7 +233,7 @@ class ForwardPass:
         if not self.loaded.patched.fused:
             return None  # the model's own last layer computes all
         unwanted = len(batch.input_ids) - len(batch.logit_rows)
-        if unwanted < _WORTH_LEAVING_OUT or self.loaded.layout.context_size > 1:
+        if unwanted < self.worth_leaving_out or self.loaded.layout.context_size > 1:
             return None
         invariant = self.loaded.patched.batch_invariant
         if batch.groups and (invariant or any(_recomputes_budget(group, batch) for group in batch.groups)):

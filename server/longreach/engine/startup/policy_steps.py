@@ -7,6 +7,7 @@ a model or a server refuses is left out. A few kernels are made for the longest 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any, get_args, get_type_hints
@@ -84,6 +85,7 @@ class PolicySteps:
             chunks = self._chunks(context, is_shortest=context == self._contexts()[0])
             for plan in self._plans(chunks):
                 self._compute(plan)
+                self._compute(plan, all_rows=True)
         if self._forward.loaded.device.type == "cuda":
             torch.cuda.synchronize(self._forward.loaded.device)
 
@@ -140,8 +142,12 @@ class PolicySteps:
         if step:
             yield StepPlan.of(step)
 
-    def _compute(self, plan: StepPlan) -> None:
-        """Compute a step, which writes to no page."""
+    def _compute(self, plan: StepPlan, *, all_rows: bool = False) -> None:
+        """Compute a step, which writes to no page; with `all_rows` the last layer leaves none out.
+
+        A model may have only one layer that a policy changes.
+        """
+        self._forward.worth_leaving_out = math.inf if all_rows else ForwardPass.worth_leaving_out
         batch = self._builder.build(plan)
         other = None if batch.other_slots is None else np.full_like(batch.other_slots, -1)
         nowhere = replace(batch, slots=np.full_like(batch.slots, -1), other_slots=other)
