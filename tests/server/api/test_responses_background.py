@@ -158,8 +158,8 @@ def test_a_state_that_could_not_be_written_is_no_state_for_ever(chat: LiveServer
     chat.engine.hold_decode_after = 1
     begun = begin(chat)
     eventually(lambda: bool(chat.engine.running))
-    store = chat.service.kept._store
-    assert store is not None
+    assert chat.service.kept._kept is not None
+    store = chat.service.kept._kept.store
     store.update = lambda *_: False  # pyright: ignore[reportAttributeAccessIssue]
     chat.engine.hold_decode_after = None
     assert ended(chat, begun)["status"] == "failed"
