@@ -186,15 +186,15 @@ FAULTS = (
     Fault(
         "the prefix cache ignores the salt",
         _PREFIX_CACHE,
-        "self._root(salt, policy)",
-        'self._root("", policy)',
+        "self._root(salt, contents)",
+        'self._root("", contents)',
         (f"{_ENGINE}/test_prefix_cache.py", f"{_ENGINE}/test_scheduler.py::test_a_salt_separates_what_is_cached"),
     ),
     Fault(
         "a page's name ignores the page before it",
         _PREFIX_CACHE,
         "digest = hashlib.sha256(previous)",
-        "digest = hashlib.sha256(self._root(salt, policy))",
+        "digest = hashlib.sha256(self._root(salt, contents))",
         (f"{_ENGINE}/test_prefix_cache.py",),
     ),
     Fault(
@@ -350,8 +350,8 @@ FAULTS = (
     Fault(
         "usage adds up to the wrong total",
         _USAGE,
-        "Usage(prompt, output, prompt + output,",
-        "Usage(prompt, output, prompt,",
+        "        prompt + output,\n",
+        "        prompt,\n",
         (f"{_API}/test_completions.py::test_an_answer_has_text_usage_and_a_finish_reason",),
     ),
     Fault(

@@ -15,6 +15,7 @@ PUBLIC = {
     "kernels/longreach_kernels/sparse/select/kept_mass.py: kept_mass",
     "kernels/longreach_kernels/sparse/select/select_tiles.py: select_tiles",
     "server/longreach/bench/load_command.py: load",
+    "server/longreach/bench/recall_command.py: recall",
 }
 
 
