@@ -32,6 +32,8 @@ EXCUSED = {
     "ray start ": "would start a Ray that outlives the test",
     "serve shutdown": "as above: there is no Ray cluster to end",
     "python -m benchmarks.kernels": "needs a GPU; tests/benchmarks/test_kernels.py runs it where there is one",
+    "python -m benchmarks.policy_cost": "needs a GPU; tests/benchmarks/test_policy_cost.py has its parts",
+    "python -m benchmarks.disk_endurance": "takes ten minutes; tests/benchmarks/test_disk_endurance.py has its parts",
     "python3 -m venv aiperf-env": "installs a gigabyte of packages",
     "ncu ": "needs a GPU and NVIDIA's profiler",
     "python -m benchmarks.methods --dram": "needs such a profile; tests/benchmarks joins one",
@@ -95,6 +97,7 @@ def prepared(text: str, url: str, folder: Path) -> str:
         " MODEL ": f" {MODEL} ",
         "llama-8b": "tiny",
         "/run/secrets/longreach": str(keys),
+        " /data/": f" {folder}/",
         "python -m benchmarks": f"{OWN_PATH}{sys.executable} -m benchmarks",
         "aiperf-env/bin/aiperf": str(folder / "aiperf"),
     }
