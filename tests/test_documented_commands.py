@@ -50,6 +50,7 @@ SMALLER = {
     "bench recall": "--lengths 512 --count 1 --depths 1 --tasks single",
     "--suite ruler-like": "--lengths 512 --count 1 --tasks single --repeats 1 --attention window:256",
     "longreach serve ": "--port 0 --max-model-len 2k",
+    "longreach serve --handover": "--port 0 --max-model-len 2k --kv-offload-bytes 64MiB --kv-disk-bytes 64MiB",
     "benchmarks.aiperf": "--lengths 64",
     "benchmarks.decode_budget": "--shape tiny --length 600 --budgets 64 --answers 1 --tokens 8",
     "benchmarks.methods": "--lengths 128 --heads 1 --methods longreach --model-length 512 --recall-lengths ''",
