@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from longreach.engine.device import forward_pass as forward
 from longreach.engine.device.batch_builder import BatchBuilder, HostBatch
 from longreach.engine.device.forward_pass import ForwardPass
 from longreach.engine.messages import Generate, Sampling
@@ -84,7 +83,7 @@ def test_answers_are_those_of_all_rows(model_dir: Path, monkeypatch: pytest.Monk
     found: list[dict[str, list[int]]] = []
     scores: list[list[float]] = []
     for worth in (1 << 30, 1):
-        monkeypatch.setattr(forward, "_WORTH_LEAVING_OUT", worth)
+        monkeypatch.setattr(ForwardPass, "worth_leaving_out", worth)
         asked.clear()
         engine, _ = build(model_dir, max_batched_tokens=step)
         for one in requests:
@@ -119,7 +118,7 @@ def test_answers_under_policies_are_those_of_all_rows(tmp_path: Path, monkeypatc
     cut: list[tuple[bool, ...]] = []
     found, kept = [], []
     for worth in (1 << 30, 1):
-        monkeypatch.setattr(forward, "_WORTH_LEAVING_OUT", worth)
+        monkeypatch.setattr(ForwardPass, "worth_leaving_out", worth)
         engine, _ = build(
             model_dir, max_batched_tokens=700, page_size=128, kv_cache_bytes=1 << 24, page_bounds=True, max_num_seqs=8
         )
