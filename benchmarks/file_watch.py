@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Iterable
 from pathlib import Path
+
+from benchmarks.looking import Looking
 
 _LOOKS = 0.1  # seconds between two sums of all files
 _BLOCK = 512  # bytes that `st_blocks` counts, on every Linux file system
@@ -40,8 +41,8 @@ def _same(before: os.stat_result, after: os.stat_result | None) -> bool:
     return after is not None and before.st_ino == after.st_ino
 
 
-class Watch:
-    """A thread that sums the files of a folder all the while.
+class Watch(Looking):
+    """Sums the files of a folder all the while.
 
     Attributes:
         most: bytes that were there at once, at most.
@@ -49,22 +50,11 @@ class Watch:
     """
 
     def __init__(self, folder: Path) -> None:
+        super().__init__(_LOOKS)
         self.most = self.looks = 0
         self._folder = folder
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._look, daemon=True)
 
-    def __enter__(self) -> Watch:
-        """Begin."""
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """End."""
-        self._over.set()
-        self._thread.join()
-
-    def _look(self) -> None:
-        while not self._over.wait(_LOOKS):
-            self.most = max(self.most, bytes_at_once(self._folder))
-            self.looks += 1
+    def look(self) -> None:
+        """Sum them once."""
+        self.most = max(self.most, bytes_at_once(self._folder))
+        self.looks += 1

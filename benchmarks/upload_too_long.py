@@ -30,6 +30,7 @@ from longreach.bench import launch, shapes
 from longreach.bench.summary import environment
 from longreach.config import EMBEDDED_MODEL
 
+from benchmarks.looking import Looking
 from benchmarks.upload import Words
 
 _PARTS_A_SECOND = 20
@@ -101,28 +102,17 @@ def memory_of(pid: int) -> int:
     return 1024 * sum(int(size) for size in re.findall(r"^(?:RssAnon|VmSwap):\s+(\d+) kB", status, re.MULTILINE))
 
 
-class Memory:
-    """A thread that looks at a process's memory; `most` is the largest that it saw."""
+class Memory(Looking):
+    """Looks at a process's memory; `most` is the largest that it saw."""
 
     def __init__(self, pid: int) -> None:
+        super().__init__(0.02)
         self.before = self.most = memory_of(pid)
         self._pid = pid
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._look, daemon=True)
 
-    def __enter__(self) -> Memory:
-        """Begin."""
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """End."""
-        self._over.set()
-        self._thread.join()
-
-    def _look(self) -> None:
-        while not self._over.wait(0.02):
-            self.most = max(self.most, memory_of(self._pid))
+    def look(self) -> None:
+        """Look once."""
+        self.most = max(self.most, memory_of(self._pid))
 
 
 def sent(address: tuple[str, int], how: str, text: bytes, total: int, rate: float) -> dict[str, Any]:
