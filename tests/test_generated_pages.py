@@ -16,9 +16,9 @@ PAGES = [
     ("client_tables", "clients.md", ("| LlamaIndex |", "| Llama |"), "the results say"),
     ("call_tables", "tool-calls.md", ("| `glm` |", "| `glm9` |"), "the server reads"),
     ("model_tables", "models.md", ("| `gemma2` |", "| `gemma9` |"), "the table of families says"),
-    ("state_tables", "operations.md", ("| 73.7 MiB |", "| 73.8 MiB |"), "the models' shapes give"),
+    ("state_tables", "caches.md", ("| 73.7 MiB |", "| 73.8 MiB |"), "the models' shapes give"),
     ("settings_tables", "settings.md", ("| `8000` |", "| `8001` |"), "the settings say"),
-    ("disk_tables", "operations.md", ("| 48.0 GiB |", "| 49.0 GiB |"), "the models' shapes give"),
+    ("disk_tables", "caches.md", ("| 48.0 GiB |", "| 49.0 GiB |"), "the models' shapes give"),
     ("window_tables", "windows.md", ("| 1,024 |", "| 1,025 |"), "the models' shapes give"),
 ]
 

@@ -1,0 +1,91 @@
+"""List the sentences of the documentation that have more than 30 words, and fail if there is one.
+
+    python scripts/long_sentences.py              # README.md and the pages of docs/
+    python scripts/long_sentences.py PAGE...      # these pages
+
+Code, tables and generated parts are left out. So are decision records and the development logs in docs/dev: they are
+written once and not rewritten, and many are older than this rule. An expression in backticks is one word, and so is a
+link's address, which is not counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+MOST = 30
+
+_FENCE = re.compile(r"^( *)(```|~~~).*?^\1\2[^\n]*$", re.MULTILINE | re.DOTALL)
+_GENERATED = re.compile(r"<!-- (?!end)[^>]*-->\n.*?(?:<!-- end[^>]*-->|\Z)", re.DOTALL)
+_COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
+_FRONT_MATTER = re.compile(r"\A---\n.*?\n---\n", re.DOTALL)
+_CODE = re.compile(r"``.+?``|`[^`]+`")
+_LINK = re.compile(r"!?\[([^\]]*)\]\([^)]*\)")
+_ITEM = re.compile(r"^\s*(?:[-*+]|\d+\.)\s+")
+_END = re.compile(r"(?<=[.!?])[)*_\"”]*\s+(?=[\"“(*_\[]*[A-Z0-9`])")
+_ABBREVIATIONS = re.compile(r"\b(e\.g|i\.e|et al|vs|cf|etc|No|Fig|approx)\.")
+
+
+def pages() -> list[Path]:
+    """README.md and the pages of docs/ that are held to the rule."""
+    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def blocks(text: str) -> Iterator[tuple[int, str]]:
+    """The paragraphs and list items of a page, each in one line, with the number of its first line."""
+    for pattern in (_FRONT_MATTER, _FENCE, _GENERATED, _COMMENT):
+        text = pattern.sub(lambda match: "\n" * match[0].count("\n"), text)
+    first, lines = 0, list[str]()
+    for number, line in enumerate([*text.splitlines(), ""], 1):
+        stripped = line.strip()
+        apart = not stripped or stripped.startswith(("#", "|", "!["))
+        if lines and (apart or _ITEM.match(line)):
+            yield first, " ".join(lines)
+            lines = []
+        if not apart:
+            first = first if lines else number
+            lines.append(_ITEM.sub("", stripped).lstrip("> "))
+
+
+def sentences(block: str) -> list[str]:
+    """The sentences of a paragraph, without the addresses of links; code in backticks stands as one word."""
+    text = _CODE.sub(lambda match: match[0].replace(" ", "\N{NO-BREAK SPACE}"), block)
+    text = _LINK.sub(lambda match: match[1], text)
+    text = _ABBREVIATIONS.sub(lambda match: match[1], text)
+    return _END.split(text)
+
+
+def words(sentence: str) -> int:
+    """Words of a sentence: what stands between blanks and has a letter or a digit."""
+    return sum(bool(re.search(r"\w", word)) for word in re.split(r"[ \t\n]+", sentence))
+
+
+def long_sentences(page: Path) -> list[tuple[int, int, str]]:
+    """Line, words and text of each sentence of a page that has too many words."""
+    found = []
+    for line, block in blocks(page.read_text()):
+        for sentence in sentences(block):
+            if (count := words(sentence)) > MOST:
+                found.append((line, count, sentence))
+    return found
+
+
+def main() -> None:
+    """Print the long sentences of the pages; the exit status is 1 if there is one."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("pages", nargs="*", type=Path, help="by default README.md and docs/*.md")
+    found = 0
+    for page in parser.parse_args().pages or pages():
+        for line, count, sentence in long_sentences(page):
+            found += 1
+            print(f"{page.resolve().relative_to(ROOT)}:{line}: {count} words: {sentence}")
+    if found:
+        sys.exit(f"{found} sentences have more than {MOST} words; state one fact in each, in at most 25 words")
+
+
+if __name__ == "__main__":
+    main()
