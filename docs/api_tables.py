@@ -1,4 +1,4 @@
-"""Write the pages of the API's reference (docs/api-*.md) and the list of endpoints in docs/api.md, from the OpenAPI document.
+"""Write the API's reference (docs/api-*.md) and the list of endpoints in docs/api.md from the OpenAPI document.
 
     python docs/api_tables.py            # writes the pages
     python docs/api_tables.py --check    # changes nothing, fails if a page is not what the document says
