@@ -13,6 +13,7 @@ import ast
 import http
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import generated_page
@@ -100,6 +101,7 @@ Kinds = dict[str, type[errors.ApiError]]
 _MOST_MESSAGES = 2  # codes with more of them name a field, and each field has its own words
 
 
+@cache
 def codes() -> dict[tuple[int, str], list[str]]:
     """The messages of all statuses and codes of error objects, as far as they are written where the code is given."""
     kinds: Kinds = {
