@@ -26,7 +26,7 @@ def table() -> str:
         ValueError: a result has no run of one of them at this length.
     """
     lines = [
-        f"| shape, {TOKENS // 1024}K tokens | first token: longreach | vLLM | of vLLM | later tokens: longreach | vLLM | of vLLM |",
+        f"| shape, {TOKENS // 1024}K tokens | first token: longreach | vLLM | ratio | later tokens: longreach | vLLM | ratio |",
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for name, shown in SHAPES.items():

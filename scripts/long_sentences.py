@@ -1,10 +1,10 @@
 """List the sentences of the documentation that have more than 30 words, and fail if there is one.
 
-    python scripts/long_sentences.py              # README.md and the pages of docs/
+    python scripts/long_sentences.py              # README.md, the pages of docs/, and a few others
     python scripts/long_sentences.py PAGE...      # these pages
 
-Code, tables and generated parts are left out. So are decision records and the development logs in docs/dev: they are
-written once and not rewritten, and many are older than this rule. An expression in backticks is one word, and so is a
+Code, tables and generated parts are left out. So are decision records, the development logs in docs/dev and the
+training report: they are written once and not rewritten, and many are older than this rule. An expression in backticks is one word, and so is a
 link's address, which is not counted.
 """
 
@@ -26,13 +26,14 @@ _FRONT_MATTER = re.compile(r"\A---\n.*?\n---\n", re.DOTALL)
 _CODE = re.compile(r"``.+?``|`[^`]+`")
 _LINK = re.compile(r"!?\[([^\]]*)\]\([^)]*\)")
 _ITEM = re.compile(r"^\s*(?:[-*+]|\d+\.)\s+")
-_END = re.compile(r"(?<=[.!?])[)*_\"”]*\s+(?=[\"“(*_\[]*[A-Z0-9`])")
+_END = re.compile(r"(?<=[.!?])[)*_\"”]*\s+(?=[\"“(*_\[]*(?:[A-Z0-9`]|cuDNN|vLLM|gpt-oss|longreach))")
 _ABBREVIATIONS = re.compile(r"\b(e\.g|i\.e|et al|vs|cf|etc|No|Fig|approx)\.")
 
 
 def pages() -> list[Path]:
-    """README.md and the pages of docs/ that are held to the rule."""
-    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    """The pages that are held to the rule: those that users and contributors read."""
+    names = ("README.md", "SECURITY.md", "CONTRIBUTING.md", "server/longreach/default_model/README.md")
+    return [*(ROOT / name for name in names), *sorted((ROOT / "docs").glob("*.md"))]
 
 
 def blocks(text: str) -> Iterator[tuple[int, str]]:
@@ -77,7 +78,7 @@ def long_sentences(page: Path) -> list[tuple[int, int, str]]:
 def main() -> None:
     """Print the long sentences of the pages; the exit status is 1 if there is one."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("pages", nargs="*", type=Path, help="by default README.md and docs/*.md")
+    parser.add_argument("pages", nargs="*", type=Path, help="by default all that are held to the rule")
     found = 0
     for page in parser.parse_args().pages or pages():
         for line, count, sentence in long_sentences(page):
