@@ -122,7 +122,7 @@ check-rest: install
 	$(BIN)/ruff format --check
 	$(BIN)/codespell $$(git ls-files)
 	$(BIN)/python scripts/large_files.py
-	$(BIN)/python scripts/long_sentences.py
+	$(BIN)/python scripts/hard_sentences.py
 	$(BIN)/lint-imports
 	$(BIN)/python docs/api_tables.py --check
 	$(BIN)/python docs/policy_tables.py --check

@@ -1,11 +1,13 @@
-"""List the sentences of the documentation that have more than 30 words, and fail if there is one.
+"""List the sentences of the documentation that are hard to read, and fail if there is one.
 
-    python scripts/long_sentences.py              # README.md, the pages of docs/, and a few others
-    python scripts/long_sentences.py PAGE...      # these pages
+    python scripts/hard_sentences.py              # README.md, the pages of docs/, and a few others
+    python scripts/hard_sentences.py PAGE...      # these pages
+
+A sentence has at most 30 words. Its subject is a noun: "Files of another model age, too", not "What another model left
+ages, too". An expression in backticks is one word, and the address of a link does not count.
 
 Code, tables and generated parts are left out. So are decision records, the development logs in docs/dev and the
-training report: they are written once and not rewritten, and many are older than this rule. An expression in backticks is one word, and so is a
-link's address, which is not counted.
+training report: they are written once and not rewritten, and many are older than this rule.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ _CODE = re.compile(r"``.+?``|`[^`]+`")
 _LINK = re.compile(r"!?\[([^\]]*)\]\([^)]*\)")
 _ITEM = re.compile(r"^\s*(?:[-*+]|\d+\.)\s+")
 _END = re.compile(r"(?<=[.!?])[)*_\"”]*\s+(?=[\"“(*_\[]*(?:[A-Z0-9`]|cuDNN|vLLM|gpt-oss|longreach))")
+_NO_NOUN = re.compile(r"(?:What|Who)\b")
 _ABBREVIATIONS = re.compile(r"\b(e\.g|i\.e|et al|vs|cf|etc|No|Fig|approx)\.")
 
 
@@ -65,27 +68,29 @@ def words(sentence: str) -> int:
     return sum(bool(re.search(r"\w", word)) for word in re.split(r"[ \t\n]+", sentence))
 
 
-def long_sentences(page: Path) -> list[tuple[int, int, str]]:
-    """Line, words and text of each sentence of a page that has too many words."""
+def faults(page: Path) -> list[tuple[int, str, str]]:
+    """Line, fault and text of each sentence of a page that is hard to read."""
     found = []
     for line, block in blocks(page.read_text()):
         for sentence in sentences(block):
             if (count := words(sentence)) > MOST:
-                found.append((line, count, sentence))
+                found.append((line, f"{count} words", sentence))
+            elif _NO_NOUN.match(sentence) and not sentence.rstrip("*_:)").endswith("?"):
+                found.append((line, "no noun as its subject", sentence))
     return found
 
 
 def main() -> None:
-    """Print the long sentences of the pages; the exit status is 1 if there is one."""
+    """Print the sentences of the pages that are hard to read; the exit status is 1 if there is one."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("pages", nargs="*", type=Path, help="by default all that are held to the rule")
     found = 0
     for page in parser.parse_args().pages or pages():
-        for line, count, sentence in long_sentences(page):
+        for line, fault, sentence in faults(page):
             found += 1
-            print(f"{page.resolve().relative_to(ROOT)}:{line}: {count} words: {sentence}")
+            print(f"{page.resolve().relative_to(ROOT)}:{line}: {fault}: {sentence}")
     if found:
-        sys.exit(f"{found} sentences have more than {MOST} words; state one fact in each, in at most 25 words")
+        sys.exit(f"{found} sentences are hard to read; state one fact in each, in at most 25 words, its subject first")
 
 
 if __name__ == "__main__":
