@@ -1,4 +1,4 @@
-"""Write the table of documents on disk in docs/operations.md from models' shapes, as the server counts bytes.
+"""Write the table of documents on disk in docs/caches.md from models' shapes, as the server counts bytes.
 
 python docs/disk_tables.py            # writes the page
 python docs/disk_tables.py --check    # changes nothing, fails if the page is not what the shapes give
@@ -29,7 +29,7 @@ from transformers import (
     Qwen3NextConfig,
 )
 
-PAGE = Path(__file__).resolve().parent / "operations.md"
+PAGE = Path(__file__).resolve().parent / "caches.md"
 BEGIN, END = "<!-- documents on disk -->\n", "<!-- end of documents on disk -->\n"
 TOKENS = 131072
 DRIVES = (1.5, 3.5, 7.0)  # GB/s
