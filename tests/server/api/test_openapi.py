@@ -63,6 +63,7 @@ OPERATIONS = [
     "POST /v1/documents/{document_id}",
     "DELETE /v1/documents/{document_id}",
     "POST /v1/estimate",
+    "POST /v1/text",
     "POST /v1/files",
     "GET /v1/files",
     "GET /v1/files/{file_id}",
