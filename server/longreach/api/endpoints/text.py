@@ -22,11 +22,10 @@ from longreach.errors import BodyTooLargeError, InvalidRequestError
 router = APIRouter()
 
 _REFUSALS = ("400", "401", "408", "413", "415", "429", "500", "503")
-_BODY = {"schema": {"type": "string", "format": "binary"}}
 _TOLD = documented(None, FileText, refusals=_REFUSALS)
 _TOLD["openapi_extra"]["requestBody"] = {
     "required": True,
-    "content": {"application/pdf": _BODY, "text/plain": _BODY},
+    "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
 }
 
 
