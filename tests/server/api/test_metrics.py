@@ -13,14 +13,16 @@ import msgspec
 import orjson
 import pytest
 from longreach.engine.errors import RequestFailedError
-from longreach.engine.stats import DiskStats
-from longreach.metrics import band
+from longreach.engine.stats import DiskStats, EngineMemory
+from longreach.metrics import band, path_class
+from longreach.metrics.path_class import PATH_CLASSES
 from opentelemetry import trace
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.server.api.conftest import MODEL, LiveServer, eventually
 
-DASHBOARD = Path(__file__).parents[3] / "docker" / "grafana-dashboard.json"
+FILES = Path(__file__).parents[3] / "docker" / "helm" / "longreach" / "files"
+DASHBOARD = FILES / "grafana-dashboard.json"
 # What the panels of vLLM's own dashboard ask for.
 VLLMS = {
     *(f"{name}_{part}" for part in ("bucket", "sum", "count") for name in (
@@ -132,6 +134,63 @@ def test_every_end_has_its_name(server: LiveServer) -> None:
         ends[dict(labels)["end"]] += int(count)
     assert ends.pop("none") > 0
     assert ends == {"stop": 2, "internal_error": 1, "disconnected": 3, "invalid_value": 1, "not_found": 1}
+
+
+def test_http_requests_are_counted_by_what_they_asked_for(server: LiveServer) -> None:
+    server.complete()
+    for path in ("/ready", "/", "/v1/models", f"/v1/models/{MODEL}", "/nowhere", "/v1/responses/resp_1"):
+        server.http.get(path)
+    counts: Counter[str] = Counter()
+    for labels, count in scrape(server)["longreach:http_requests_total"].items():
+        counts[dict(labels)["path"]] += int(count)
+    assert {name: counts[name] for name in ("completions", "page", "models", "other", "responses")} == {
+        "completions": 1, "page": 1, "models": 2, "other": 1, "responses": 1}  # fmt: skip
+    assert counts["probes"] >= 1
+    assert set(counts) <= set(PATH_CLASSES)
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        ("/v1/chat/completions", "chats"),
+        ("/v1/messages", "messages"),
+        ("/v1/messages/count_tokens", "text"),
+        ("/v1/files/file-1/content", "documents"),
+        ("/v1/documents", "documents"),
+        ("/v1/attention/mask?policy=window", "models"),
+        ("/playground/app.js", "page"),
+        ("/metrics", "metrics"),
+        ("/v1/completions/../secret", "other"),
+        ("//", "other"),
+    ],
+)
+def test_a_path_has_one_of_few_classes(path: str, kind: str) -> None:
+    assert path_class(path) == kind
+
+
+def test_the_age_of_the_oldest_waiting_request_grows_until_its_first_step(server: LiveServer) -> None:
+    assert value(scrape(server), "longreach:oldest_waiting_seconds") == 0
+    assert value(scrape(server), "longreach:ready") == 1
+    server.engine.hold_decode_after = 0
+    server.engine.waited = None  # type: ignore[assignment] - its first step does not begin
+    sock = server.connect(orjson.dumps({"model": MODEL, "prompt": "The owl flies"}))
+    eventually(lambda: value(scrape(server), "longreach:oldest_waiting_seconds") > 0.05)
+    assert value(scrape(server), "longreach:open_http_requests") >= 1
+    sock.close()
+    eventually(lambda: value(scrape(server), "longreach:oldest_waiting_seconds") == 0)
+
+
+def test_the_engines_memory_steps_and_restarts_are_told(server: LiveServer) -> None:
+    assert "longreach:engine_resident_memory_bytes" not in scrape(server)
+    memory = EngineMemory(resident=7, of_children=5, reserved=3)
+    server.engine.stats = msgspec.structs.replace(server.engine.stats, memory=memory, steps=4, step_seconds=0.5)
+    samples = scrape(server)
+    assert value(samples, "longreach:engine_resident_memory_bytes", process="engine") == 7
+    assert value(samples, "longreach:engine_resident_memory_bytes", process="children") == 5
+    assert value(samples, "longreach:gpu_memory_reserved_bytes") == 3
+    assert value(samples, "longreach:engine_steps_total") == 4
+    assert value(samples, "longreach:engine_step_seconds_total") == 0.5
+    assert value(samples, "longreach:engine_restarts_total") == 0
 
 
 def test_vllms_dashboard_finds_all_that_it_asks_for(server: LiveServer) -> None:
