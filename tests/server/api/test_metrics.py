@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 import orjson
 import pytest
+import yaml
 from longreach.engine.errors import RequestFailedError
 from longreach.engine.stats import DiskStats, EngineMemory
 from longreach.metrics import band, path_class
@@ -204,15 +205,26 @@ def test_vllms_dashboard_finds_all_that_it_asks_for(server: LiveServer) -> None:
 def test_our_dashboard_asks_for_what_there_is(server: LiveServer) -> None:
     server.complete()
     assert not any("kv_disk" in name for name in scrape(server)), "there is no disk"
-    server.engine.stats = msgspec.structs.replace(server.engine.stats, disk=DiskStats(bytes=5, damaged=2))
+    server.engine.stats = msgspec.structs.replace(
+        server.engine.stats, disk=DiskStats(bytes=5, damaged=2), memory=EngineMemory(resident=7, reserved=3)
+    )
     samples = scrape(server)
     assert value(samples, "longreach:kv_disk_bytes") == 5
     assert value(samples, "longreach:kv_disk_damaged_total") == 2
     dashboard = json.loads(DASHBOARD.read_text())
     texts = [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", [])]
+    groups = yaml.safe_load((FILES / "alerts.yaml").read_text())["groups"]
+    texts += [rule["expr"] for group in groups for rule in group["rules"]]
     asked = set(re.findall(r"(?:vllm|longreach):\w+|process_\w+", " ".join(texts)))
-    assert len(asked) > 15
+    assert len(asked) > 30
+    assert {f"longreach:{name}" for name in ("ready", "oldest_waiting_seconds", "engine_restarts_total")} <= asked
+    # Words of a label that are matched are those that the label has.
+    kinds = {word for text in texts for words in re.findall(r'path[=!]~"([^"]+)"', text) for word in words.split("|")}
+    assert kinds <= set(PATH_CLASSES)
     assert not asked - samples.keys()
+    row = [panel for panel in dashboard["panels"] if panel["gridPos"]["y"] == 0]
+    assert {panel["type"] for panel in row} == {"stat"}
+    assert sum(panel["gridPos"]["w"] for panel in row) == 24
     panels = [panel["gridPos"] for panel in dashboard["panels"]]
     for a, b in itertools.combinations(panels, 2):
         apart = (
