@@ -35,10 +35,10 @@ export class Answer {
     const isWhole = found.length > 0 && found.at(-1).at < lines.length - 1;
     const settling = found.slice(0, Math.max(found.length - (isWhole ? 1 : 2), 0));
     for (const node of this.open) node.remove();
-    this.node.append(...settling.map(({ make }) => make()));
+    for (const { make } of settling) this.node.append(make());
     const rest = found.slice(settling.length);
     this.open = rest.map(({ make }) => make());
-    this.node.append(...this.open);
+    for (const node of this.open) this.node.append(node);
     if (settling.length) this.settled += lengthOf(this.source, this.settled, rest[0].at);
     this.cost = performance.now() - began;
   }

@@ -8,7 +8,9 @@ const MOST_FILES = 20_000;
 const MOST_BYTES = 200_000_000; // of all, as long as a string may become
 const LEFT_OUT = ["node_modules", "__pycache__"];
 // Of what is left out files are counted; folders are not looked into.
-const COUNTED = { binary: "binary", lock: "lock", large: "larger than 1 MB" };
+const COUNTED = {
+  binary: (n) => counted(n, "binary file"), lock: (n) => counted(n, "lock file"), large: (n) => `${counted(n, "file")} over 1 MB`,
+};
 const LOCKS = ["package-lock.json", "npm-shrinkwrap.json", "pnpm-lock.yaml", "bun.lockb", "go.sum"];
 
 /** The files of a file input: `{ path, file, inFolder }` of each. */
@@ -43,9 +45,9 @@ export async function bookOf(files, signal) {
       paths.push(path);
     }
   }
-  const words = [...skipped].map(([kind, n]) => (kind in COUNTED ? filesIn(n, COUNTED[kind]) : kind)).join(", ");
+  const words = [...skipped].map(([kind, n]) => COUNTED[kind]?.(n) ?? kind).join(", ");
   if (!parts.length) throw new Error(files.length ? `There is no text in these files: ${words}.` : "There are no files in this folder.");
-  return new Book(nameOf(paths), parts.join(""), filesIn(parts.length), null, words ? `Skipped: ${words}.` : "");
+  return new Book(nameOf(paths), parts.join(""), counted(parts.length, "file"), null, words ? `Skipped: ${words}.` : "");
 }
 
 /** A file's part of a joined text. */
@@ -100,7 +102,7 @@ async function listed(folder) {
   }
 }
 
-const filesIn = (n, kind = "") => `${count(n)} ${kind}${kind ? " " : ""}${n === 1 ? "file" : "files"}`;
+const counted = (n, what) => `${count(n)} ${what}${n === 1 ? "" : "s"}`;
 
 function nameOf(paths) {
   const tops = [...new Set(paths.map((path) => path.split("/")[0]))];

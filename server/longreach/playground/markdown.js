@@ -80,7 +80,7 @@ function quoted(lines, at, depth) {
   let end = at;
   while (end < lines.length && !isBlank(lines[end]) && (QUOTE.test(lines[end]) || !interrupts(lines, end))) end += 1;
   const inner = lines.slice(at, end).map((line) => line.replace(QUOTE, ""));
-  return { next: end, make: () => element("blockquote", {}, ...contentOf(inner, depth + 1)) };
+  return { next: end, make: () => filled("blockquote", {}, contentOf(inner, depth + 1)) };
 }
 
 /** A list: items whose markers are of one kind, each with the lines that are indented below it. */
@@ -106,7 +106,7 @@ function listed(lines, at, depth) {
   }
   const isOrdered = /\d/.test(first);
   const start = isOrdered && Number.parseInt(first, 10) !== 1 ? Number.parseInt(first, 10) : null;
-  return { next, make: () => element(isOrdered ? "ol" : "ul", { start }, ...items.map((item) => itemOf(item, isLoose, depth + 1))) };
+  return { next, make: () => filled(isOrdered ? "ol" : "ul", { start }, items.map((item) => itemOf(item, isLoose, depth + 1))) };
 }
 
 function itemAt(lines, at, [head, margin, marker, rest]) {
@@ -120,8 +120,7 @@ function itemAt(lines, at, [head, margin, marker, rest]) {
       let behind = next;
       while (behind < lines.length && isBlank(lines[behind])) behind += 1;
       if (behind === lines.length || spacesOf(lines[behind]) < least) break;
-      content.push(...Array(behind - next).fill(""));
-      next = behind;
+      for (; next < behind; next++) content.push("");
     } else if (spacesOf(line) >= least) {
       content.push(line.slice(Math.min(spacesOf(line), inner)));
       next += 1;
@@ -138,9 +137,9 @@ function itemOf(lines, isLoose, depth) {
   const own = task ? [lines[0].slice(4), ...lines.slice(1)] : lines;
   const box = task ? [element("span", { class: "task", role: "img", "aria-label": task[1] === " " ? "open" : "done" }, task[1] === " " ? "\u2610 " : "\u2611 ")] : [];
   const content = contentOf(own, depth);
-  const [head, ...rest] = content;
-  const nodes = !isLoose && head?.localName === "p" ? [...head.childNodes, ...rest] : content;
-  return element("li", { class: task ? "has-task" : null }, ...box, ...nodes);
+  const [head] = content;
+  const nodes = !isLoose && head?.localName === "p" ? [...head.childNodes].concat(content.slice(1)) : content;
+  return filled("li", { class: task ? "has-task" : null }, box.concat(nodes));
 }
 
 const contentOf = (lines, depth) => [...blocks(lines, depth)].map(({ make }) => make());
@@ -149,14 +148,14 @@ function tabled(lines, at) {
   const aligns = cellsOf(lines[at + 1]).map((cell) => (cell.endsWith(":") ? (cell.startsWith(":") ? "center" : "right") : null));
   let end = at + 2;
   while (end < lines.length && !isBlank(lines[end]) && lines[end].includes("|")) end += 1;
-  const row = (line, name) => element("tr", {},
-    // Cells that a row does not have are left out: a wide head over many short rows would be a page of them.
-    ...cellsOf(line).slice(0, aligns.length).map((cell, i) => element(name, { class: aligns[i], scope: name === "th" ? "col" : null }, inline(cell))));
+  // Cells that a row does not have are left out: a wide head over many short rows would be a page of them.
+  const row = (line, name) => filled("tr", {},
+    cellsOf(line).slice(0, aligns.length).map((cell, i) => element(name, { class: aligns[i], scope: name === "th" ? "col" : null }, inline(cell))));
   return {
     next: end,
     make: () => element("div", { class: "table-frame", tabindex: 0, role: "region", "aria-label": "Table" }, element("table", {},
       element("thead", {}, row(lines[at], "th")),
-      element("tbody", {}, ...lines.slice(at + 2, end).map((line) => row(line, "td"))))),
+      filled("tbody", {}, lines.slice(at + 2, end).map((line) => row(line, "td"))))),
   };
 }
 
@@ -198,6 +197,13 @@ function isRule(line) {
   if (line.length > LONGEST_RULE || spacesOf(line) > 3) return false;
   const signs = line.replaceAll(" ", "");
   return signs.length >= 3 && "-*_".includes(signs[0]) && signs === signs[0].repeat(signs.length);
+}
+
+/** An element with any number of children: a call takes some ten thousand arguments at most. */
+function filled(name, attributes, children) {
+  const node = element(name, attributes);
+  for (const child of children) node.append(child);
+  return node;
 }
 
 const isBlank = (line) => line.trim() === "";

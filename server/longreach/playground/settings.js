@@ -26,9 +26,9 @@ export class Settings extends EventTarget {
     return {
       form,
       system: form === "chat" ? byId("system").value.trim() : "", // a completion has no place for it
-      temperature: numberIn("temperature"),
-      topP: numberIn("top-p"),
-      maxTokens: numberIn("max-tokens"),
+      temperature: numberOf("temperature"),
+      topP: numberOf("top-p"),
+      maxTokens: numberOf("max-tokens"),
       stop: byId("stop-words").value.split("\n").filter(Boolean),
       remember: form === "chat" && byId("remember").checked,
       places: byId("places").checked,
@@ -79,7 +79,7 @@ export class Settings extends EventTarget {
 
 const FIELDS = { stop: "stop-words" };
 
-function numberIn(id) {
+function numberOf(id) {
   const value = byId(id).valueAsNumber;
   return Number.isNaN(value) ? null : value;
 }
