@@ -13,7 +13,7 @@ from tests.server.playground.conftest import OpenPage
 pytest.importorskip("playwright.sync_api", reason="playwright is not installed (it is in the dev extra)")
 from playwright.sync_api import expect
 
-from tests.server.playground.pages import ask, finished, upload
+from tests.server.playground.pages import ask, finished, unfold, upload
 
 # How many of the picture's pixels have the colour of what is seen, or of what is skipped, and how many are empty.
 COLOURS = """canvas => {
@@ -41,6 +41,7 @@ def test_a_policy_shows_its_mask_and_goes_into_requests(server: LiveServer, open
     page = open_page(server.url, policies=True, expected=("willReadFrequently",))
     expect(page.locator("#mask-words")).to_have_text("Exact. At 32,768 tokens nothing is left out.")
     assert colours(page) == {"seen": 128 * 127 // 2, "other": 128, "skipped": 0, "empty": 128 * 127 // 2}
+    unfold(page, "attention")
     page.select_option("#policy", "window")
     page.get_by_role("spinbutton", name="size").fill("1024")
     expect(page.locator("#mask-words")).to_contain_text("6.11% of what exact attention sees at 32,768 tokens")
@@ -68,6 +69,7 @@ def test_a_policy_shows_its_mask_and_goes_into_requests(server: LiveServer, open
 
 def test_what_a_policy_cannot_be_is_said(server: LiveServer, open_page: OpenPage) -> None:
     page = open_page(server.url, policies=True, expected=("400",))
+    unfold(page, "attention")
     page.select_option("#policy", "window")
     expect(page.locator("#mask-words")).to_contain_text("tiles")
     page.get_by_role("spinbutton", name="size").fill("0")
@@ -80,6 +82,7 @@ def test_what_a_policy_cannot_be_is_said(server: LiveServer, open_page: OpenPage
 
 def test_a_policy_that_depends_on_the_text_has_no_picture(server: LiveServer, open_page: OpenPage) -> None:
     page = open_page(server.url, policies=True, expected=("400",))
+    unfold(page, "attention")
     page.select_option("#policy", "dynamic")
     expect(page.locator("#attention-error")).to_have_text("dynamic chooses by the prompt.")
     expect(page.locator("#attention-error")).not_to_have_class(re.compile("error"))

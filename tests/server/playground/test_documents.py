@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -60,7 +61,6 @@ def test_a_long_paste_is_a_document_and_a_short_one_in_a_field_is_not(server: Li
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
-        ("book.pdf", b"%PDF-1.7 ...", "book.pdf is a PDF, not plain text. Export it as text first."),
         ("book.epub", b"PK\x03\x04...", "book.epub is an archive"),
         ("book.bin", b"\x01\x00\x02", "book.bin is not a text file."),
         ("book.txt", b" \n", "book.txt is empty."),
@@ -85,17 +85,25 @@ def test_encodings(server: LiveServer, open_page: OpenPage, encoding: str) -> No
     expect(remark).to_have_count(1 if encoding == "windows-1252" else 0)
 
 
-def test_what_is_too_long_is_said_and_can_be_cut(server: LiveServer, open_page: OpenPage) -> None:
-    page = open_page(server.url)
-    upload(page, "The owl. " * 30_000)
-    tokens = counted(page)
-    expect(page.locator("#gauge-words")).to_contain_text("tokens too long: the model reads 65,536")
-    page.click("#cut")
-    expect(page.locator("#gauge-words")).to_contain_text("of the 65,536 tokens")
-    assert 50_000 < counted(page) < min(tokens, 65_536)
-    ask(page, "Does it fit?")
-    finished(page)
-    assert len(server.engine.requests) == 1
+def test_what_is_too_long_is_said_and_can_be_cut(make_server: Callable[..., LiveServer], open_page: OpenPage) -> None:
+    with make_server(max_model_len=4096) as server:
+        page = open_page(server.url)
+        upload(page, "The owl. " * 3_000)
+        tokens = counted(page)
+        expect(page.locator("#gauge-words")).to_contain_text("tokens too long: the model reads 4,096")
+        expect(page.locator("#ask")).to_be_disabled()
+        expect(page.locator("#too-long")).to_contain_text("tokens too long to be asked about")
+        page.fill("#question", "Does it fit?")
+        page.press("#question", "Enter")
+        expect(page.locator("#question")).to_have_value("Does it fit?")
+        page.click("#cut-here")
+        expect(page.locator("#gauge-words")).to_contain_text("of the 4,096 tokens")
+        expect(page.locator("#too-long")).to_be_hidden()
+        assert 3_000 < counted(page) < min(tokens, 4_096)
+        ask(page, "Does it fit?")
+        finished(page)
+        [request] = server.engine.requests
+        assert 256 <= request.max_tokens < 4_096 - len(request.prompt), "what fits beside the document"
 
 
 def test_a_long_text_is_estimated_from_little_and_counted_by_its_first_answer(
