@@ -25,6 +25,7 @@ from benchmarks import (
     disk_endurance,
     disk_restart,
     estimates,
+    install,
     mass_predicts,
     min_mass,
     policy_cost,
@@ -124,6 +125,7 @@ _TABLES = {
     "runs": report.table,
 }
 _ROW_TABLES = {
+    "clone_git_mb": install.table,
     "suite": sweep_table.table,
     "exchange": exchanges_table,
     "budget": decode_budget.table,
