@@ -110,10 +110,20 @@ def chat(
     system: Annotated[str | None, typer.Option(help="System message.", show_default=False)] = None,
     file: Annotated[
         list[Path] | None,
-        typer.Option(help="Text file in front of the first message; may be repeated.", metavar="FILE"),
+        typer.Option(help="Text file or PDF in front of the first message; may be repeated.", metavar="FILE"),
     ] = None,
     max_tokens: Annotated[
         int | None, typer.Option(help="Longest answer, in tokens.", min=1, show_default=False, metavar="N")
+    ] = None,
+    temperature: Annotated[
+        float | None,
+        typer.Option(
+            help="0 for the likeliest words; by default the model's own.",
+            min=0,
+            max=2,
+            show_default=False,
+            metavar="NUMBER",
+        ),
     ] = None,
 ) -> None:
     """Talk to a server in the terminal; /help there lists what it does.
@@ -125,7 +135,8 @@ def chat(
     from longreach.chat.conversation import ChatClient
     from longreach.chat.editing import line_reader
     from longreach.chat.errors import ChatError
-    from longreach.chat.terminal import Conversation, Terminal
+    from longreach.chat.messages import Conversation
+    from longreach.chat.terminal import Terminal
 
     try:
         conversation = Conversation(system)
@@ -135,7 +146,7 @@ def chat(
     except ChatError as error:
         raise _refused(error) from None
     try:
-        Terminal(client, conversation, Console(), line_reader(), max_tokens).run()
+        Terminal(client, conversation, Console(), line_reader(), max_tokens, temperature).run()
     finally:
         client.close()
 
