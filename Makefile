@@ -122,6 +122,7 @@ check-rest: install
 	$(BIN)/ruff format --check
 	$(BIN)/codespell $$(git ls-files)
 	$(BIN)/python scripts/large_files.py
+	$(BIN)/python scripts/hard_sentences.py
 	$(BIN)/lint-imports
 	$(BIN)/python docs/api_tables.py --check
 	$(BIN)/python docs/policy_tables.py --check
@@ -131,6 +132,8 @@ check-rest: install
 	$(BIN)/python docs/state_tables.py --check
 	$(BIN)/python docs/settings_tables.py --check
 	$(BIN)/python docs/disk_tables.py --check
+	$(BIN)/python docs/metrics_tables.py --check
+	$(BIN)/python docs/error_tables.py --check
 	$(BIN)/python docs/adr_index.py --check
 	$(BIN)/python docs/client_tables.py --check
 	$(BIN)/python -m benchmarks.report --check benchmarks/results/*.json

@@ -21,12 +21,15 @@ from longreach.bench.recall import sweep_plot, sweep_table
 from benchmarks import (
     answers_report,
     attacks,
+    beside_vllm,
     decode_budget,
     disk_endurance,
     disk_restart,
     estimates,
+    fairness_plot,
     mass_predicts,
     min_mass,
+    one_prompt,
     policy_cost,
     profile_kernels,
     quality_report,
@@ -40,12 +43,17 @@ from benchmarks.kernels import measure as kernels
 ROOT = Path(__file__).resolve().parent.parent
 _NAMES = (
     "benchmarks",
+    "benchmarks-attention",
+    "benchmarks-caches",
+    "benchmarks-load",
+    "benchmarks-models",
     "kernels",
     "context-parallel",
     "attention-methods",
     "attention-policies",
     "embedded-model-policies",
 )
+FAIRNESS = "serving-fairness-h200"  # the README's picture is of it
 PAGES = (*(ROOT / "docs" / f"{name}.md" for name in _NAMES), ROOT / "README.md", ROOT / "SECURITY.md")
 
 
@@ -111,6 +119,7 @@ _TABLES = {
     "suite": sweep_table.table,
     "restarts": disk_restart.table,
     "endured": disk_endurance.table,
+    "one_prompt": one_prompt.table,
     "attacks": attacks.table,
     "uploads": upload.table,
     "too_long": upload_too_long.table,
@@ -226,6 +235,9 @@ def main() -> None:
         draw = picture_of(result)
         if draw is not None and not args.check:
             draw(result, path.with_suffix(".png"))
+        if path.stem == FAIRNESS and not args.check:
+            fairness_plot.draw(result, ROOT / "docs" / "pictures" / "behind-a-long-prompt.png")
+    pages = {name: insert(page, beside_vllm.NAME, beside_vllm.table()) for name, page in pages.items()}
     if args.check:
         stale = [path.name for path in PAGES if pages[path] != before[path]]
         sys.exit(f"{', '.join(stale)} differ from the results; run python -m benchmarks.report" if stale else 0)

@@ -1,4 +1,4 @@
-"""Write the table of documents on disk in docs/operations.md from models' shapes, as the server counts bytes.
+"""Write the table of documents on disk in docs/caches.md from models' shapes, as the server counts bytes.
 
 python docs/disk_tables.py            # writes the page
 python docs/disk_tables.py --check    # changes nothing, fails if the page is not what the shapes give
@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import generated_page
 import torch
+from longreach.engine.kv_cache.borders import is_worth_keeping
 from longreach.engine.kv_cache.groups import PageGroups
 from longreach.engine.kv_cache.state_borders import BorderRule
+from longreach.engine.requests.page_hold import PageHold
 from longreach_patches import PageShape, StateShape
 from transformers import (
     Gemma3TextConfig,
@@ -26,7 +29,7 @@ from transformers import (
     Qwen3NextConfig,
 )
 
-PAGE = Path(__file__).resolve().parent / "operations.md"
+PAGE = Path(__file__).resolve().parent / "caches.md"
 BEGIN, END = "<!-- documents on disk -->\n", "<!-- end of documents on disk -->\n"
 TOKENS = 131072
 DRIVES = (1.5, 3.5, 7.0)  # GB/s
@@ -61,7 +64,7 @@ class OnDisk(NamedTuple):
     """Bytes of a document."""
 
     a_token: int  # of all layers that attend
-    written: int  # pages of all layers, and copies of states
+    written: int  # pages, those of windows that are kept, and copies of states
     read: int  # by a question about it: pages that its tokens can see, and one copy of the state
 
 
@@ -76,10 +79,15 @@ def on_disk(config: PretrainedConfig, dtype: torch.dtype, tokens: int) -> OnDisk
         rule = BorderRule()
         copies = len(rule.borders(tokens, _PAGE_TOKENS)) + tokens // rule.spacing(tokens, _PAGE_TOKENS)
     state = 0 if states is None else states.bytes_per_slot
-    whole = border * len(shape.windows)
+    read: Any = SimpleNamespace(prompt_tokens=tokens, hold=PageHold())
+    kept = sum(
+        group in groups.full or is_worth_keeping(groups, read, group, page)
+        for group in range(len(shape.windows))
+        for page in range(border)
+    )
     return OnDisk(
         PageShape.of(config, dtype, _PAGE_TOKENS).bytes_per_token,
-        whole * shape.bytes_per_page + copies * state,
+        kept * shape.bytes_per_page + copies * state,
         seen * shape.bytes_per_page + state,
     )
 

@@ -1,4 +1,4 @@
-"""The command line of a script that writes part of a page: it writes the page, or with --check compares it."""
+"""The command line of a script that writes parts of pages: it writes the pages, or with --check compares them."""
 
 from __future__ import annotations
 
@@ -20,13 +20,27 @@ def main(page: Path, render: Callable[[str], str], script: str, says: str) -> No
     Raises:
         SystemExit: with --check, the page would change.
     """
+    main_of_several([page], lambda texts: {name: render(text) for name, text in texts.items()}, script, says)
+
+
+def main_of_several(
+    pages: list[Path], render: Callable[[dict[str, str]], dict[str, str]], script: str, says: str
+) -> None:
+    """The same of several pages, which `render` makes together: texts by name -> texts by name.
+
+    Raises:
+        SystemExit: with --check, a page would change.
+    """
     name = Path(script).name
-    parser = argparse.ArgumentParser(prog=name, description=f"Write the generated part of {page.name}.")
-    parser.add_argument("--check", action="store_true", help="change nothing; fail if the page would change")
+    named = ", ".join(page.name for page in pages)
+    parser = argparse.ArgumentParser(prog=name, description=f"Write the generated part of {named}.")
+    parser.add_argument("--check", action="store_true", help="change nothing; fail if a page would change")
     check = parser.parse_args().check
-    before = page.read_text()
+    before = {page.name: page.read_text() for page in pages}
     after = render(before)
+    stale = [name for name in before if after[name] != before[name]]
+    if check and stale:
+        sys.exit(f"{', '.join(stale)} {'is' if len(stale) == 1 else 'are'} not what {says}; run docs/{name}")
     if not check:
-        page.write_text(after)
-    elif after != before:
-        sys.exit(f"{page.name} is not what {says}; run docs/{name}")
+        for page in pages:
+            page.write_text(after[page.name])

@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +33,12 @@ SOURCES = (
         "docs/adr/*.md",
         "docs/dev/*.md",
         "docs/pictures/*.png",
+        "docs/site.css",
     ),
     *("benchmarks/results/*.png", "training/README.md", "training/*.png", "server/longreach/default_model/README.md"),
 )
 _LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(([^)#\s]+)(#[^)\s]*)?\)")
+_DECISION = re.compile(r"docs/adr/\d")
 _TITLE = re.compile(r"^# (.+)$", re.MULTILINE)
 _FRONT_MATTER = re.compile(r"\A---\n.*?\n---\n", re.DOTALL)
 
@@ -68,18 +71,19 @@ def _without_links_to_sources(text: str, page: Path, staged: set[Path]) -> str:
 
 
 def navigation(nav: list[Any], pages: list[str]) -> list[Any]:
-    """The sections of docs/mkdocs.yml, then the decisions with their index first, then pages that it does not name."""
+    """The sections of docs/mkdocs.yml, then pages that it does not name; decisions are named by their index alone."""
     named = set(re.findall(r"[\w./-]+\.md", str(nav)))
-    decisions = [page for page in pages if page.startswith("docs/adr/")]
-    decisions.sort(key=lambda page: (not page.endswith("/README.md"), page))
-    others = [page for page in pages if page not in named and page not in decisions]
-    sections: list[Any] = [*nav, {"Decisions": [{_title(page): page} for page in decisions]}]
-    return [*sections, {"More": [{_title(page): page} for page in others]}] if others else sections
+    others = [page for page in pages if page not in named and not _DECISION.match(page)]
+    return [*nav, {"More": [{_title(page): page} for page in others]}] if others else nav
 
 
 def _title(page: str) -> str:
     found = _TITLE.search((ROOT / page).read_text())
     return found[1] if found else page
+
+
+def _version() -> str:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 
 
 def build(out: Path) -> int:
@@ -88,6 +92,7 @@ def build(out: Path) -> int:
         config = yaml.safe_load((ROOT / "docs" / "mkdocs.yml").read_text())
         pages = stage(Path(scratch) / config["docs_dir"])
         config["nav"] = navigation(config["nav"], pages)
+        config["site_name"] += f" {_version()}"
         (Path(scratch) / "mkdocs.yml").write_text(yaml.safe_dump(config, sort_keys=False))
         # Without --quiet, which silences the warnings that strict mode counts.
         command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(out.resolve())]

@@ -1,4 +1,4 @@
-"""Write the table of slots in docs/operations.md from models' shapes, as the server counts them.
+"""Write the table of slots in docs/caches.md from models' shapes, as the server counts them.
 
 python docs/state_tables.py            # writes the page
 python docs/state_tables.py --check    # changes nothing, fails if the page is not what the shapes give
@@ -26,7 +26,7 @@ from transformers import (
     Qwen3NextConfig,
 )
 
-PAGE = Path(__file__).resolve().parent / "operations.md"
+PAGE = Path(__file__).resolve().parent / "caches.md"
 BEGIN, END = "<!-- slots -->\n", "<!-- end of slots -->\n"
 CARDS = (80, 141)
 # The server's defaults on a GPU of compute capability 9.0.

@@ -15,6 +15,8 @@ from pathlib import Path
 from unittest.mock import patch
 
 import pytest
+from longreach import cli
+from typer.testing import CliRunner
 
 from tests.documented import PAGES, ROOT, Command, blocks, commands, split
 from tests.server.bench.test_aiperf import stand_in
@@ -24,6 +26,10 @@ MODEL = ROOT / "server" / "longreach" / "default_model"
 
 # What the beginning of a command is, and why it is not run.
 EXCUSED = {
+    "git clone ": "there is no address to clone from",
+    "source ": "has no effect beyond its shell",
+    "python3 -m venv .venv": "tests/test_makefile.py installs",
+    ".venv/bin/python -m pip install ": "as above",
     "docker ": "there is no container engine; tests/docker checks its files, `make docker-check` the image",
     "MODELS=/srv/models ": "as above: there is no container engine",
     "kubectl ": "there is no cluster; tests/docker checks the manifests",
@@ -75,6 +81,25 @@ RUN = [
     and not command.text.startswith((*EXCUSED, "python3 - "))
     and "book.json" not in command.text  # the README's example, which has a test of its own
 ]
+RUN = list({command.text: command for command in reversed(RUN)}.values())[::-1]  # the same command once
+
+
+def flags(command: Command) -> set[str]:
+    """The options and variables of a command."""
+    return set(re.findall(r"(?<!\S)(--[a-z][a-z-]*|[A-Z_]+(?==))", command.text))
+
+
+def distinct(servers: list[Command]) -> list[Command]:
+    """Some of them, with which a server starts with every option that any of them has."""
+    found: list[Command] = []
+    for command in sorted(servers, key=lambda command: len(flags(command)), reverse=True):
+        if not flags(command) <= set().union(*map(flags, found)):
+            found.append(command)
+    return found
+
+
+SERVERS = [command for command in RUN if re.search(r"(?<![\w/])longreach serve\b", command.text)]
+STARTED = distinct(SERVERS)
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +114,7 @@ def prepared(text: str, url: str, folder: Path) -> str:
     keys = folder / "keys"
     keys.write_text("alice:a-long-secret\n")
     program = f"{sys.executable} -m longreach"
-    text = re.sub(r"(?<![\w/])(\.venv/bin/)?longreach (?=bench|serve|plan|chat|warmup)", f"{program} ", text)
+    text = re.sub(r"(?<![\w/])(\.venv/bin/)?longreach (?=bench|serve|plan|chat|warmup|--version)", f"{program} ", text)
     here = {
         "http://127.0.0.1:8000": url,
         "path/or/hub-id": str(MODEL),
@@ -114,10 +139,11 @@ def test_a_command_does_what_is_said(
 ) -> None:
     stand_in(tmp_path / "aiperf")
     text = prepared(command.text, url, tmp_path)
-    if "longreach serve" in text:
+    if command in STARTED:
         serve(text, tmp_path)
-        return
-    if any(name in text for name in HERE):
+    elif command in SERVERS:
+        read_settings(text)
+    elif any(name in text for name in HERE):
         run_here(text, tmp_path, monkeypatch)
     else:
         arguments, environment = words(text)
@@ -151,11 +177,26 @@ def run_here(text: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             assert not end.code, text  # noqa: PT017 - other ends are no error
 
 
-def serve(text: str, folder: Path) -> None:
-    """Start a server, wait until it takes requests, and stop it as a user does."""
+def variables(text: str) -> tuple[list[str], dict[str, str]]:
+    """The words of a command, and the variables that stand before it."""
     words = shlex.split(text)
     given = dict(word.split("=", 1) for word in itertools.takewhile(re.compile(r"[A-Z_]+=").match, words))
-    command, environment = words[len(given) :], os.environ | given
+    return words[len(given) :], given
+
+
+def read_settings(text: str) -> None:
+    """Read the options of a server, with all of which other servers are started."""
+    command, given = variables(text)
+    with patch("longreach.api.server.run", return_value=0) as run:
+        done = CliRunner(env=given).invoke(cli.app, command[command.index("serve") :])
+    assert done.exit_code == 0, f"{text}\n{done.output}"
+    run.assert_called_once()
+
+
+def serve(text: str, folder: Path) -> None:
+    """Start a server, wait until it takes requests, and stop it as a user does."""
+    command, given = variables(text)
+    environment = os.environ | given
     with subprocess.Popen(command, cwd=folder, env=environment, stderr=subprocess.PIPE, text=True) as server:
         assert server.stderr is not None
         said = []
@@ -190,7 +231,7 @@ def test_the_readmes_example_finds_the_fact(url: str, tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr
     assert "48213" in "".join(re.findall(r'"text":"([^"]*)"', done.stdout))
     assert done.stdout.rstrip().endswith("data: [DONE]")
-    [client] = (block for block in blocks(readme, "python") if "OpenAI(" in block)
+    [client] = (block for block in blocks(ROOT / "docs" / "quick-start.md", "python") if "OpenAI(" in block)
     command = [sys.executable, "-c", client.replace("http://127.0.0.1:8000", url)]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stderr
@@ -213,3 +254,8 @@ def test_commands_are_found() -> None:
     assert split(block) == ["a b   c", "python3 - <<'EOF'\nx = 1  # kept\nEOF\n", "d '#1'", "e '{\n}'"]
     assert {ROOT / command.page for command in ALL} <= set(PAGES)
     assert len(RUN) > 10
+
+
+def test_every_option_of_a_server_is_started_with() -> None:
+    assert 3 < len(STARTED) < len(SERVERS)
+    assert set().union(*map(flags, STARTED)) == set().union(*map(flags, SERVERS))

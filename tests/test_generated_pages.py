@@ -16,9 +16,11 @@ PAGES = [
     ("client_tables", "clients.md", ("| LlamaIndex |", "| Llama |"), "the results say"),
     ("call_tables", "tool-calls.md", ("| `glm` |", "| `glm9` |"), "the server reads"),
     ("model_tables", "models.md", ("| `gemma2` |", "| `gemma9` |"), "the table of families says"),
-    ("state_tables", "operations.md", ("| 73.7 MiB |", "| 73.8 MiB |"), "the models' shapes give"),
+    ("state_tables", "caches.md", ("| 73.7 MiB |", "| 73.8 MiB |"), "the models' shapes give"),
     ("settings_tables", "settings.md", ("| `8000` |", "| `8001` |"), "the settings say"),
-    ("disk_tables", "operations.md", ("| 48.0 GiB |", "| 49.0 GiB |"), "the models' shapes give"),
+    ("disk_tables", "caches.md", ("| 11.1 GiB |", "| 48.0 GiB |"), "the models' shapes give"),
+    ("error_tables", "errors.md", ("| `slow_reader` |", "| `slow_writer` |"), "the server's source says"),
+    ("metrics_tables", "metrics.md", ("| `longreach:kv_pages` |", "| `longreach:kv_pads` |"), "the server registers"),
     ("window_tables", "windows.md", ("| 1,024 |", "| 1,025 |"), "the models' shapes give"),
 ]
 

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+import longreach
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -37,6 +38,11 @@ def test_every_page_is_built_and_fetches_nothing(tmp_path: Path) -> None:
     assert [page for page in pages if not (out / page / "index.html").exists()] == []
     fetched = [found for page in out.rglob("*.html") for found in _FETCHED.findall(page.read_text())]
     assert fetched == []
+    start = (out / "index.html").read_text()
+    assert f"longreach {longreach.__version__}" in start
+    assert start.count('name="__palette"') == 3, "light, dark, and as the system has it"
+    sections = re.findall(r'class="md-tabs__link">\s*(\w+)', start)
+    assert sections == ["Start", "Guides", "Reference", "Architecture", "Measured", "Decisions"]
 
 
 @pytest.mark.parametrize(
@@ -66,16 +72,9 @@ def test_a_link_that_leads_nowhere_ends_the_build(
 
 def test_a_page_that_the_navigation_does_not_name_is_there_all_the_same(site: ModuleType) -> None:
     pages = ["README.md", "docs/api.md", "docs/adr/0010-fp8-prefill.md", "docs/adr/README.md", "docs/docker.md"]
-    nav = site.navigation([{"Start": "README.md"}, {"Use": [{"The API": "docs/api.md"}]}], pages)
-    assert nav[2:] == [
-        {
-            "Decisions": [
-                {"Decision records": "docs/adr/README.md"},
-                {"10. Prefill over fp8 pages multiplies 8-bit floats": "docs/adr/0010-fp8-prefill.md"},
-            ]
-        },
-        {"More": [{"Docker": "docs/docker.md"}]},
-    ]
+    nav = [{"Start": "README.md"}, {"Reference": [{"The API": "docs/api.md"}]}, {"Decisions": ["docs/adr/README.md"]}]
+    assert site.navigation(nav, pages) == [*nav, {"More": [{"Docker": "docs/docker.md"}]}]
+    assert site.navigation(nav, pages[:-1]) == nav
 
 
 def test_a_folder_that_is_no_site_is_not_overwritten(tmp_path: Path) -> None:

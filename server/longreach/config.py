@@ -58,6 +58,7 @@ _ORIGINS = rf"^(\*|{_ORIGIN}(,{_ORIGIN}){{0,31}})$"
 # Text has about four bytes a token, as JSON escapes up to six a byte; token ids have up to nine.
 _BODY_BYTES_PER_TOKEN = 64
 _LEAST_BODY_BYTES = 4 * 2**20
+_PDF_BYTES = 64 * 2**20  # most of a PDF are its fonts and pictures, so its text does not say how long it is
 
 
 class Settings(BaseSettings):
@@ -391,6 +392,11 @@ class Settings(BaseSettings):
         if self.max_body_bytes is not None:
             return self.max_body_bytes
         return max(_BODY_BYTES_PER_TOKEN * (max_model_len or 2**20), _LEAST_BODY_BYTES)
+
+    def file_limit(self, max_model_len: int | None) -> int:
+        """Bytes of the longest PDF: as set, or 64 MiB, or what a text may have."""
+        least = 0 if self.max_body_bytes is not None else _PDF_BYTES
+        return max(self.body_limit(max_model_len), least)
 
     def engine_config(self) -> EngineConfig:
         """What the engine process is told."""

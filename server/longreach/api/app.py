@@ -26,6 +26,7 @@ from longreach.api.endpoints import (
     responses,
     status,
     stored_responses,
+    text,
     tokenize,
 )
 from longreach.api.endpoints.answer_once import REPLAYED_HEADER
@@ -57,7 +58,7 @@ def create_app(service: Service) -> FastAPI:
     )
     app.state.service = service
     generating = (completions, chat, responses, stored_responses, messages, identified_requests)
-    routed = (*generating, documents, files, estimate, tokenize, attention_policies, status)
+    routed = (*generating, documents, files, text, estimate, tokenize, attention_policies, status)
     for module in (*routed, reference):
         app.include_router(module.router)
     page = playground.page_files() if service.settings.playground else {}

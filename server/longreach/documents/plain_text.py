@@ -1,7 +1,7 @@
 """What is taken as a document: plain text in UTF-8, whatever its name says that it is.
 
 A file of another kind is known by its media type, by its first bytes, or by bytes that are no text. It is refused by
-name, with what the caller can do.
+name, with what the caller can do. PDFs are read by `longreach.documents.pdf`.
 """
 
 from __future__ import annotations
@@ -13,12 +13,10 @@ from longreach.errors import quoted
 # So many bytes of a file tell its kind.
 HEAD_BYTES = 8
 
-_PDF = "a PDF, which is not read here; send its text, as `pdftotext` writes it"
 _IMAGE = "an image, and this server reads text alone; describe it in words, or send the text that it shows"
 _ARCHIVE = "an archive (DOCX, XLSX, EPUB and ZIP files are), which is not opened here; send the text in it"
 
 _HEADS = (
-    (b"%PDF-", _PDF),
     (b"PK\x03\x04", _ARCHIVE),
     (b"\x1f\x8b", _ARCHIVE),
     (b"\x89PNG", _IMAGE),
@@ -29,7 +27,7 @@ _HEADS = (
     (b"\xfe\xff", "text in UTF-16; send it in UTF-8"),
 )
 # By their media types. Those of sound and video are not believed: programs take TypeScript (.ts) for a video.
-_TYPES = {"application/pdf": _PDF, "application/x-pdf": _PDF, "application/zip": _ARCHIVE}
+_TYPES = {"application/zip": _ARCHIVE}
 _IMAGE_OF_TEXT = "image/svg+xml"
 
 

@@ -219,9 +219,9 @@ class Dynamic(RequestPolicy, frozen=True, tag="dynamic"):
     estimator: Annotated[
         Literal["auto", "antidiagonal", "moments", "pooled"],
         Meta(
-            description="antidiagonal compares mixtures of keys, moments their means and variances, which also shows a "
-            "key that a single query looks for, and pooled their means alone, which is the cheapest; auto is moments "
-            "in layers without rotary positions and antidiagonal in the others."
+            description="How tiles are estimated. antidiagonal compares mixtures of keys. moments compares means and "
+            "variances, and so finds a key that a single query looks for. pooled compares means alone, and is the "
+            "cheapest. auto is moments in layers without rotary positions, and antidiagonal in others."
         ),
     ] = "auto"
     dense_below: Annotated[

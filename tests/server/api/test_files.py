@@ -134,7 +134,7 @@ REFUSED: list[tuple[list[tuple[str, Any]], str, str, str]] = [
         "invalid_value",
         "from 3600 to 2592000",
     ),
-    ([PURPOSE, ("file", ("a.pdf", b"x", "application/pdf"))], "file", "not_text", "'a.pdf' is a PDF"),
+    ([PURPOSE, ("file", ("a.pdf", b"x", "application/pdf"))], "file", "damaged_pdf", "'a.pdf' is a damaged PDF"),
     ([PURPOSE, ("file", ("a.txt", b"\x89PNG\r\n\x1a\n"))], "file", "not_text", "is an image"),
     ([PURPOSE, ("file", ("a.txt", b"\xff"))], "file", "not_text", "no UTF-8 text"),
     ([PURPOSE, ("file", ("a.txt", b""))], "file", "invalid_value", "no text"),
@@ -211,7 +211,7 @@ def test_anthropics_clients_read_their_own_objects(empty: LiveServer) -> None:
     missing = get(f"/{made['id']}")
     assert (missing["type"], missing["error"]["type"]) == ("error", "not_found_error")
     refused = post(empty, ("file", ("a.pdf", b"%PDF-1.7")), headers=ANTHROPIC).json()
-    assert (refused["type"], refused["error"]["code"]) == ("error", "not_text")
+    assert (refused["type"], refused["error"]["code"]) == ("error", "damaged_pdf")
 
 
 def test_another_keys_files_are_as_if_there_were_none(make_server: Callable[..., LiveServer]) -> None:

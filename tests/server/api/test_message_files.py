@@ -162,7 +162,7 @@ def test_what_cannot_be_put_in_is_refused_and_reaches_no_engine(live: LiveServer
         (chat, [of_chat(file_id=f"file-{n}") for n in range(MAX_FILES + 1)], 400, "messages", "unsupported_value"),
         (
             chat,
-            [of_chat(file_data="data:application/pdf;base64,")],
+            [of_chat(file_data="data:image/png;base64,")],
             400,
             "messages.0.content.0.file",
             "unsupported_file",

@@ -63,6 +63,7 @@ OPERATIONS = [
     "POST /v1/documents/{document_id}",
     "DELETE /v1/documents/{document_id}",
     "POST /v1/estimate",
+    "POST /v1/text",
     "POST /v1/files",
     "GET /v1/files",
     "GET /v1/files/{file_id}",
@@ -199,7 +200,7 @@ def _passes(
     yield schemathesis.GenerationMode.POSITIVE, whole, ANY
     yield schemathesis.GenerationMode.NEGATIVE, whole, ANY
     [content] = operations[method.lower()]["requestBody"]["content"].items()
-    if content[0] == "multipart/form-data" or "anyOf" in content[1]["schema"]:
+    if content[0] != "application/json" or "anyOf" in content[1]["schema"]:
         return  # a file of any bytes is no text; and what is simple differs from body to body
     plain = copy.deepcopy(whole)
     plain["paths"][next(iter(plain["paths"]))][method.lower()].pop("parameters", None)  # a key is good for one body

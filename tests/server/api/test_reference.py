@@ -12,8 +12,6 @@ import pytest
 from tests.documented import script
 from tests.server.api.conftest import LiveServer
 
-DOCS = Path(__file__).resolve().parents[3] / "docs"
-
 
 @pytest.fixture(scope="module")
 def api_tables() -> ModuleType:
@@ -23,18 +21,31 @@ def api_tables() -> ModuleType:
 def test_a_page_that_is_not_current_is_caught_and_put_right(
     api_tables: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    page = (DOCS / "api.md").read_text()
-    assert api_tables.render(page) == page, "run docs/api_tables.py"
-    monkeypatch.setattr(api_tables, "PAGE", tmp_path / "api.md")
-    api_tables.PAGE.write_text(page.replace("| `min_p` |", "| `max_p` |"))
+    pages = {page.name: page.read_text() for page in api_tables.pages()}
+    assert api_tables.render(pages) == pages, "run docs/api_tables.py"
+    copies = [tmp_path / name for name in pages]
+    for copy, text in zip(copies, pages.values(), strict=True):
+        copy.write_text(text.replace("| `min_p` |", "| `max_p` |"))
+    monkeypatch.setattr(api_tables, "pages", lambda: copies)
     monkeypatch.setattr(sys, "argv", ["api_tables.py", "--check"])
-    with pytest.raises(SystemExit, match=r"run docs/api_tables\.py"):
+    with pytest.raises(SystemExit, match=r"^api-completions\.md.* not what .*run docs/api_tables\.py"):
         api_tables.main()
     monkeypatch.setattr(sys, "argv", ["api_tables.py"])
     api_tables.main()
-    assert api_tables.PAGE.read_text() == page
+    assert [copy.read_text() for copy in copies] == [*pages.values()]
     with pytest.raises(ValueError, match="needs the line"):
-        api_tables.render("no marker")
+        api_tables.render({"api-server.md": "no marker"})
+    with pytest.raises(ValueError, match="needs the lines"):
+        api_tables.render({"api.md": "no marker"})
+
+
+def test_an_object_stands_on_the_page_of_its_endpoints(api_tables: ModuleType) -> None:
+    pages = {page.name: page.read_text() for page in api_tables.pages()}
+    assert "| [ResponseFormat](#responseformat) |" in pages["api-completions.md"]
+    assert "list of [Message](api-objects.md#message)" in pages["api-completions.md"]
+    assert "](api-documents.md#post-v1files)" in pages["api.md"]
+    headings = [line for page in pages.values() for line in page.splitlines() if line.startswith("## `")]
+    assert len(headings) == len(set(headings)) > 50
 
 
 def test_the_server_shows_it_without_anything_from_elsewhere(server: LiveServer) -> None:

@@ -24,8 +24,6 @@ def test_pieces_are_the_text_wherever_they_are_cut(size: int) -> None:
 @pytest.mark.parametrize(
     ("data", "media_type", "why"),
     [
-        (b"%PDF-1.7", None, "'a.bin' is a PDF, which is not read here; send its text, as `pdftotext` writes it"),
-        (b"x", "application/pdf; a=b", "is a PDF"),
         (b"\x89PNG\r\n\x1a\n", None, "is an image"),
         (b"x", "IMAGE/webp", "is an image"),
         (b"\x00\x00\x00 ftypmp42", "video/mp4", "has a NUL character"),

@@ -1,4 +1,4 @@
-"""The API's reference for people, made from the OpenAPI document: as the page `/docs` and as Markdown.
+"""The API's reference for people, made from the OpenAPI document: its sections, and the page `/docs`.
 
 FastAPI's own pages load their scripts from other hosts; this one is a single answer without any.
 """
@@ -86,7 +86,8 @@ def sections(document: dict[str, Any]) -> Iterator[Section]:
         done.add(left[0])
         schema = schemas[left[0]]
         parts |= dict.fromkeys(_named(schema))
-        yield Section(left[0], schema.get("description", ""), _fields(schema, schemas))
+        # What a class raises is for who reads its source.
+        yield Section(left[0], schema.get("description", "").partition("\n\nRaises:")[0], _fields(schema, schemas))
     yield _asking_nothing(document)
 
 
@@ -158,21 +159,6 @@ def _linked(kind: str, objects: set[str]) -> str:
         return f"<a href='#{word[0]}'>{word[0]}</a>" if word[0] in objects else word[0]
 
     return re.sub(r"\w+", link, html.escape(kind))
-
-
-def as_markdown(document: dict[str, Any]) -> str:
-    """The reference as sections of a longer page."""
-    lines: list[str] = []
-    for section in sections(document):
-        lines += [f"## `{section.title}`", "", section.description, ""]
-        if section.fields:
-            lines += ["| Field | Type | Default | |", "|---|---|---|---|"]
-            for field in section.fields:
-                default = "required" if field.default is None else f"`{field.default}`"
-                cells = [f"`{field.name}`", field.type, default, field.description]
-                lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
-            lines.append("")
-    return "\n".join(lines)
 
 
 def _fields(schema: dict[str, Any], schemas: dict[str, Any]) -> list[Field]:

@@ -1,4 +1,4 @@
-"""`POST /v1/documents` with a text as it is, which is read while it comes: what is said of it stands in the URL."""
+"""`POST /v1/documents` with a file: a text, which is read while it comes, or a PDF. The URL has the other fields."""
 
 from __future__ import annotations
 
@@ -15,22 +15,25 @@ from longreach.api.http.respond import json_response
 from longreach.api.schema.answers.documents import document_object
 from longreach.api.schema.requests.documents import DocumentFields
 from longreach.api.schema.requests.parse import parse
-from longreach.api.service.document_upload import Incoming, upload_text
+from longreach.api.service.document_upload import upload_text
+from longreach.api.service.file_text import Incoming
 from longreach.api.service.service import Service
 from longreach.documents.document import NewDocument
+from longreach.documents.pdf import MEDIA_TYPES, is_pdf
 from longreach.errors import InvalidRequestError
 
 _TRUTHS: dict[str, object] = {"true": True, "1": True, "": True, "false": False, "0": False}
 _NUMBER = re.compile(r"[0-9]{1,18}")
 
 
-def declares_text(request: Request) -> bool:
-    """Whether the body is a text as it is."""
-    return (media_type(request) or "").startswith("text/")
+def declares_file(request: Request) -> bool:
+    """Whether the body is a text as it is, or a PDF."""
+    declared = media_type(request) or ""
+    return declared.startswith("text/") or declared in MEDIA_TYPES
 
 
-async def create_from_text(request: Request) -> Response:
-    """Keep the text that comes as a document, as `create_document`.
+async def create_from_file(request: Request) -> Response:
+    """Keep the text or the PDF that comes as a document, as `create_document`.
 
     Raises:
         ApiError: it is refused, or nothing can be taken at this moment.
@@ -44,7 +47,8 @@ async def create_from_text(request: Request) -> Response:
         service.require_model(fields.model)
     new = new_document(service, fields)
     check_bounds(service.settings.default_policy if new.attention is None else new.attention, engine.info)
-    check_body(request, service.settings.body_limit(engine.info.max_model_len))
+    limit = service.settings.file_limit if is_pdf(b"", media_type(request)) else service.settings.body_limit
+    check_body(request, limit(engine.info.max_model_len))
     incoming = Incoming(request.stream(), media_type(request), body_length(request), held.let_go)
     document, is_new = await race(upload_text(service, record, new, incoming), service.until_cut())
     record.reads_document(document.id)

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from longreach.api.documentation.openapi import documented
-from longreach.api.endpoints.document_uploads import create_from_text, declares_text, new_document
+from longreach.api.endpoints.document_uploads import create_from_file, declares_file, new_document
 from longreach.api.endpoints.receive import receive
 from longreach.api.generation.plan_answers import check_bounds, check_token_ids
 from longreach.api.http.body import read_json
@@ -52,10 +52,11 @@ async def create_document(request: Request) -> Response:
     """Keep a document. The answer comes at once (201), while the document is read in the background.
 
     One that is kept already under this name, with the same contents, use, salt and policy, is not kept twice (200).
-    A body of the type `text/plain` is the text itself, which is read while it comes; the other fields stand in the URL.
+    A body of the type `text/plain` is the text itself, which is read while it comes. A body of the type
+    `application/pdf` is a PDF, whose text is kept. The other fields stand in the URL then.
     """
-    if declares_text(request):
-        return await create_from_text(request)
+    if declares_file(request):
+        return await create_from_file(request)
     call = await receive(request, DocumentRequest)
     body, service = call.body, call.service
     check_bounds(call.attention, call.engine.info)

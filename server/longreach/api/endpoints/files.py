@@ -29,7 +29,8 @@ from longreach.api.schema.answers.files import (
     file_object,
 )
 from longreach.api.schema.requests.files import FILE, FileForm, file_document
-from longreach.api.service.document_upload import Incoming, upload_text
+from longreach.api.service.document_upload import upload_text
+from longreach.api.service.file_text import Incoming
 from longreach.api.service.loaded_document import load_document
 from longreach.api.service.service import Service
 from longreach.documents.document import Document, file_id
@@ -54,7 +55,8 @@ Order = Literal["asc", "desc"]
 
 @router.post("/v1/files", **documented(FileForm, FileObject, media_type="multipart/form-data"))
 async def create_file(request: Request) -> Response:
-    """Keep a text file for later requests, whose messages name it by its id. The engine reads it while it comes.
+    """Keep a text file or a PDF for later requests, whose messages name it by its id. The engine reads a text while it
+    comes.
 
     One that is kept already under this name, with the same contents, is not kept twice.
     """

@@ -39,7 +39,7 @@ _LINGER_SECONDS = 2.0
 _AHEAD_BYTES = 64 * 1024
 _AHEAD_SECONDS = 1.0
 # Bodies of any length that are read as they come. Their time begins anew with so many further bytes.
-_UPLOADS = frozenset({"/v1/documents", "/v1/files"})
+_UPLOADS = frozenset({"/v1/documents", "/v1/files", "/v1/text"})
 _UPLOAD_BYTES = 1024
 
 

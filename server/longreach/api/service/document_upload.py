@@ -1,4 +1,5 @@
-"""A text that is kept as a document while it comes: stored, tokenized and read ahead, part by part.
+"""A text that is kept as a document while it comes: stored, tokenized and read ahead, part by part. Of a PDF it is the
+text that is found in it.
 
 What is read ahead is what requests with the document will begin with: of a chat, what its template writes before the
 text, and then the text. Special tokens in the text are text.
@@ -9,12 +10,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
 from longreach.api.http.race import race
 from longreach.api.http.request_log import RequestRecord
 from longreach.api.schema.requests.chat_messages import Message
+from longreach.api.service.file_text import Incoming, opened
 from longreach.api.service.service import Service
 from longreach.documents.document import Document, NewDocument
 from longreach.documents.documents import DocumentWriter
@@ -28,29 +29,6 @@ from longreach.text.tokenizer import TooManyTokensError, UnbrokenTextError
 
 # What is gathered before it is stored.
 _STORED_BYTES = 256 * 1024
-
-
-def _nothing(size: int) -> None:
-    del size
-
-
-@dataclass(frozen=True)
-class Incoming:
-    """A text on its way.
-
-    Attributes:
-        chunks: its bytes, as they come.
-        media_type: what its sender says that it is.
-        length: how many bytes there will be, if that is known.
-        let_go: called with numbers of bytes that need not be held any more.
-        param: the field that it comes in.
-    """
-
-    chunks: AsyncIterator[bytes]
-    media_type: str | None = None
-    length: int | None = None
-    let_go: Callable[[int], None] = _nothing
-    param: str = "text"
 
 
 async def upload_text(
@@ -99,6 +77,7 @@ class _Upload:
 
     def __init__(self, service: Service, record: RequestRecord, writer: DocumentWriter, incoming: Incoming) -> None:
         self._service = service
+        self._record = record
         self._caller = record.caller
         self._writer = writer
         self._document = writer.document
@@ -111,6 +90,7 @@ class _Upload:
 
     async def run(self) -> tuple[Document, bool]:
         """Take all of it."""
+        self._incoming = await opened(self._service, self._record, self._incoming, self._document.name)
         around = await self._around()
         try:
             return await self._run(around)

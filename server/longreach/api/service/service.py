@@ -26,6 +26,7 @@ from longreach.api.service.identified import IdentifiedRuns
 from longreach.api.service.kept_responses import KeptResponses
 from longreach.api.service.mask_pictures import MaskPictures
 from longreach.api.service.metered_engine import MeteredEngine
+from longreach.api.service.pdf_reader import PdfReader
 from longreach.api.service.recent_prompts import RecentPrompts
 from longreach.api.service.sampling_defaults import sampling_defaults
 from longreach.config import Settings
@@ -113,6 +114,7 @@ class Service:
         self.recent_prompts = RecentPrompts()
         # Bodies and templates, which take milliseconds, do not wait behind the texts that are encoded.
         self.reading = WorkPool("reading", _READING_THREADS)
+        self.pdfs = PdfReader(self.reading)
         self.encoding = WorkPool("encoding", _ENCODING_THREADS, settings.max_encoding_bytes)
         self.writing = WorkPool("writing", _WRITING_THREADS)  # long answers
         self.sampling_defaults = Sampling()  # of requests that do not say
@@ -371,6 +373,7 @@ class Service:
         self.encoding.close()
         self.writing.close()
         await self.grammars.stop()
+        await self.pdfs.stop()
         if self._engine is not None:
             await self._engine.stop()
 

@@ -35,6 +35,7 @@ from longreach.engine.kv_cache.prefix_finder import CachedPrefix, PrefixFinder
 from longreach.engine.kv_cache.prefix_sharing import PrefixSharing
 from longreach.engine.kv_cache.prompt_uses import PromptUses
 from longreach.engine.kv_cache.state_allocator import StateAllocator, StateUsage
+from longreach.engine.kv_cache.written_pages import want_filled, want_left
 from longreach.engine.requests.page_hold import DROPPED, Sought
 from longreach.engine.requests.request import Request
 
@@ -83,7 +84,7 @@ class PageAllocator:
     @property
     def disk(self) -> DiskTier | None:
         """What is kept on disk, if anything is."""
-        return None if self._pool.host is None else self._pool.host.disk
+        return self._pool.disk
 
     @property
     def num_pages(self) -> int:
@@ -230,9 +231,8 @@ class PageAllocator:
         for group, table in enumerate(hold.tables):
             for page in range(max(first, hold.first[group]), last):
                 name = key(hold.digests[page], group)
-                used = page_used(hold.use, page)
-                if self._pool.cache.insert(table[page], name, used) and self.disk is not None:
-                    self.disk.want(name, table[page], used=used)
+                if self._pool.cache.insert(table[page], name, page_used(hold.use, page)):
+                    want_filled(self._pool, self.groups, request, group, page)
         if in_flight:
             self._pool.unfinished.update(hold.held(self._all))
         return True
@@ -292,6 +292,7 @@ class PageAllocator:
         }
         pages = hold.in_order([(place, page) for page, place in kept.items()])
         self._uses.end(request)
+        want_left(self._pool, self.groups, request)
         if keep_until is not None:
             pool.cache.retain(pages, keep_until)
         pool.free(pages, hold.reserved, hold.held(self.groups.windowed), kept)

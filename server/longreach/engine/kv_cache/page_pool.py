@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from functools import partial
 
+from longreach.engine.kv_cache.disk_tier import DiskTier
 from longreach.engine.kv_cache.host_tier import HostTier
 from longreach.engine.kv_cache.offload_index import CacheMoves
 from longreach.engine.kv_cache.prefix_cache import PrefixCache
@@ -56,6 +57,11 @@ class PagePool:
     def num_available(self) -> int:
         """Pages that nobody holds (idle ones can be evicted) and nobody has reserved."""
         return len(self._free) + self.cache.num_idle - self._reserved
+
+    @property
+    def disk(self) -> DiskTier | None:
+        """What is kept below host memory, if anything is."""
+        return None if self.host is None else self.host.disk
 
     def pages_for(self, num_tokens: int) -> int:
         """Pages that `num_tokens` tokens of one sequence fill."""

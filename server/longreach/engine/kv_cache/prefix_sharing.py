@@ -125,7 +125,7 @@ class PrefixSharing:
         `seconds` is how long computing its tokens from one position to another would take: it waits no longer, and
         computes up to where `meets` says if that is quicker.
         """
-        disk = None if self._pool.host is None else self._pool.host.disk
+        disk = self._pool.disk
         if disk is None or request.computed % self._size:
             return False
         start, reads = request.computed // self._size, disk.reads
@@ -159,19 +159,19 @@ class PrefixSharing:
 
     def meets(self, request: Request, end: int) -> int:
         """The position, at most `end`, up to which a request computes before it takes over what is read for it."""
-        disk = None if self._pool.host is None else self._pool.host.disk
+        disk = self._pool.disk
         page = None if disk is None else disk.reads.meets(request.id)
         return end if page is None else min(end, page * self._size)
 
     def refused(self, request: Request) -> None:
         """A request that waits for nothing that is read could not be let in."""
-        if self._pool.host is not None and self._pool.host.disk is not None:
-            self._pool.host.disk.reads.refused(request.id)
+        if (disk := self._pool.disk) is not None:
+            disk.reads.refused(request.id)
 
     def goes_on(self, request: Request) -> None:
         """A request computes: it needs no more of what was read for it."""
-        if self._pool.host is not None and self._pool.host.disk is not None:
-            self._pool.host.disk.reads.goes_on(request.id)
+        if (disk := self._pool.disk) is not None:
+            disk.reads.goes_on(request.id)
 
     def digests(self, request: Request, start: int, end: int) -> list[bytes]:
         """Those of the pages that hold tokens `start` to `end`, of those that have any."""
@@ -198,7 +198,7 @@ class PrefixSharing:
         self._took(request, names)
         if request.preempted:
             return
-        disk = None if self._pool.host is None else self._pool.host.disk
+        disk = self._pool.disk
         if disk is not None and any(disk.reads.was_read(request.id, name) for name in names):
             request.hold.disk_tokens += pages * self._size
         else:
@@ -206,8 +206,8 @@ class PrefixSharing:
 
     def _took(self, request: Request, names: Iterable[bytes]) -> None:
         """Entries are on their way to the device: others may have the places that were held for a request."""
-        if self._pool.host is not None and self._pool.host.disk is not None:
-            self._pool.host.disk.reads.took(request.id, names)
+        if (disk := self._pool.disk) is not None:
+            disk.reads.took(request.id, names)
 
     def _note_away(self, request: Request, places: Sequence[int], away: Away, pages: int) -> None:
         """As `_note_restored` of what was away on the way to a border, so many `pages` on: `places` are the pages of

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 import torch
 from longreach.engine.disk import entry_file
 from longreach.engine.engine import Engine
-from longreach.engine.kv_cache import disk_tier
+from longreach.engine.kv_cache import borders, disk_tier
 from longreach.engine.messages import Update
 from longreach.engine.scheduling.scheduler import Scheduler
 from transformers import PreTrainedConfig
@@ -59,15 +60,15 @@ def engine_of(model: Path, disk: Path | None, **changes: Any) -> Engine:
     return build(model, **settings)[0]
 
 
-def ask(engine: Engine, name: str, prompt: list[int]) -> tuple[list[int], int]:
+def ask(engine: Engine, name: str, prompt: list[int], max_tokens: int = 12) -> tuple[list[int], int]:
     """The answer to a prompt, and how many of its tokens were cached."""
-    answer, last = last_update(engine, name, prompt)
+    answer, last = last_update(engine, name, prompt, max_tokens)
     return answer, last.cached
 
 
-def last_update(engine: Engine, name: str, prompt: list[int]) -> tuple[list[int], Update]:
+def last_update(engine: Engine, name: str, prompt: list[int], max_tokens: int = 12) -> tuple[list[int], Update]:
     """The answer to a prompt, and the last news of it."""
-    assert engine.submit(spec(name, prompt, max_tokens=12)) is None
+    assert engine.submit(spec(name, prompt, max_tokens=max_tokens)) is None
     tokens, updates, failures = drain(engine)
     assert not failures
     engine.scheduler.check()
@@ -97,6 +98,32 @@ def test_a_restart_reads_nothing_again(models: dict[str, Path], kind: str, tmp_p
     assert again.stats.disk.read_bytes > 0
     assert again.stats.disk.damaged == 0
     again.close()
+
+
+def test_of_windows_only_what_somebody_may_return_to_is_written(
+    models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pages before borders of the end of the prompt, of its answer's, of spaced ones, and where somebody turned off."""
+    monkeypatch.setattr(borders, "TAIL_TOKENS", 4 * PAGE)
+    monkeypatch.setattr(borders, "SPACING_TOKENS", 32 * PAGE)
+    turned = DOCUMENT[: 20 * PAGE] + text(4, 100)
+    with contextlib.closing(engine_of(models["gemma3_text"], None, prefix_cache=False)) as plain_engine:
+        answer, _ = ask(plain_engine, "plain", DOCUMENT, max_tokens=40)
+        turn = DOCUMENT + answer + text(5, 20)
+        plain = [ask(plain_engine, f"plain {n}", prompt)[0] for n, prompt in enumerate((turned, turn))]
+    with contextlib.closing(engine_of(models["gemma3_text"], tmp_path)) as first:
+        assert ask(first, "first", DOCUMENT, max_tokens=40)[0] == answer
+        groups = first.scheduler.allocator.groups
+    written, pages = len(files_below(tmp_path)), (len(DOCUMENT) + 39) // PAGE
+    # The windows have 13 tokens: a border needs one page before it.
+    assert groups.behind == (0, 1, 1, 1)
+    ends = {31, 63, pages - 1} | set(range(len(DOCUMENT) // PAGE - 5, len(DOCUMENT) // PAGE))
+    assert written == pages + 3 * len(ends)
+    with contextlib.closing(engine_of(models["gemma3_text"], tmp_path)) as again:
+        assert ask(again, "turn", turn) == (plain[1], pages * PAGE)
+        assert ask(again, "turned", turned) == (plain[0], 0), "no border before that place was kept"
+    with contextlib.closing(engine_of(models["gemma3_text"], tmp_path)) as third:
+        assert ask(third, "turned", turned) == (plain[0], len(turned) // PAGE * PAGE)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from longreach.api.schema.requests.fields import MAX_TOOLS, StrictModel, check_levels, described, invalid, located
-from longreach.api.schema.requests.file_parts import reference
+from longreach.api.schema.requests.file_parts import reference, sent_file
 from longreach.documents.wrapping import about, wrapped
 
 MAX_BLOCKS = 65536
@@ -44,11 +44,12 @@ _OF_ROLE: dict[str, frozenset[str]] = {
 }
 _OF_RESULT = frozenset({"text", "document", "tool_reference"})
 _MEDIA = frozenset({"image", "search_result", "container_upload", "browser_state"})
-_SOURCES = {"text": "data", "content": "content", "file": "file_id"}
+_SOURCES = {"text": "data", "base64": "data", "content": "content", "file": "file_id"}
 
 
 class BlockSource(StrictModel):
-    """Where a document comes from: `text` with `data`, `content` with blocks of text, or `file` with a `file_id`.
+    """Where a document comes from: `text` or `base64` (a PDF) with `data`, `content` with blocks of text, or `file`
+    with a `file_id`.
 
     Sources of other types are refused. Images have one as well, and are refused by their kind.
     """
@@ -209,7 +210,8 @@ def _check_document(block: Block | ResultBlock) -> None:
     kind = source.type or ""
     if kind not in _SOURCES:
         cure = (
-            "send its text: `text` with `data`, `content` with blocks of text, or `file` with the `file_id` of a text"
+            "send `text` with `data`, `base64` with a PDF's `data`, `content` with blocks of text, or `file` with a "
+            "`file_id`"
         )
         raise invalid(f"sources of the type `{kind}` are not read here; {cure}", "unsupported_value", "source")
     if getattr(source, _SOURCES[kind]) is None:
@@ -217,6 +219,8 @@ def _check_document(block: Block | ResultBlock) -> None:
         raise invalid(why, "missing_required_parameter", "source")
     if kind == "text" and source.media_type not in (None, "text/plain"):
         raise invalid("the `media_type` of a text is `text/plain`", "unsupported_value", "source.media_type")
+    if kind == "base64" and source.media_type != "application/pdf":
+        raise invalid("the `media_type` of `base64` is `application/pdf`", "unsupported_value", "source.media_type")
     document_text(block)
 
 
@@ -233,6 +237,8 @@ def document_text(block: Block | ResultBlock) -> str:
     assert isinstance(source, BlockSource), "documents are checked"
     if source.type == "file":
         return reference(source.file_id or "", "source.file_id") + about(block.title, block.context)
+    if source.type == "base64":
+        return sent_file(source.data or "", block.title, source.media_type, "source.data") + about(None, block.context)
     text = source.data or "" if source.type == "text" else _text_of_content(source.content)
     return wrapped(text, block.title) + about(None, block.context)
 
