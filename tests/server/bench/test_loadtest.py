@@ -161,8 +161,16 @@ def row(length: int, concurrency: int = 1, count: int = 3, prefix: str = "cold")
     """A row as a quadratic server would have it."""
     times = dict.fromkeys(("p50", "p90", "p99", "mean"), length**2 / 1e8) | {"count": count}
     return {
-        **{"prompt_tokens": length, "prefix": prefix, "concurrency": concurrency, "max_tokens": 4, "requests": count},
-        **{"ttft_s": times, "itl_s": times, "e2e_s": times, "gpu_memory_gib": None, "kv_cache_usage": 0.5},
+        "prompt_tokens": length,
+        "prefix": prefix,
+        "concurrency": concurrency,
+        "max_tokens": 4,
+        "requests": count,
+        "ttft_s": times,
+        "itl_s": times,
+        "e2e_s": times,
+        "gpu_memory_gib": None,
+        "kv_cache_usage": 0.5,
     }
 
 
@@ -180,6 +188,8 @@ def test_an_exponent_needs_enough_points(lengths: tuple[int, ...], count: int, f
     law = load_report.growth(policy)
     assert (law is not None) == fits
     assert law is None or law.exponent == pytest.approx(2)
+    policy["rows"][1]["ttft_s"] = dict(policy["rows"][1]["ttft_s"], p50=1.0)  # one point far from all others
+    assert load_report.growth(policy) is None
 
 
 @pytest.mark.parametrize("panels", range(1, 8))
