@@ -45,7 +45,7 @@ def draw(result: dict[str, Any], path: Path) -> None:
         axis.set_title(title, fontsize=10)
         axis.set_xscale("log", base=2)
         plot(axis, result)
-        axis.xaxis.set_major_formatter(lambda value, _: f"{value / 1024:g}K")
+        axis.xaxis.set_major_formatter(lambda value, _: f"{value / 1024:g}K" if value >= 1024 else f"{value:g}")
         axis.set_xlabel(axis.get_xlabel() or "prompt tokens", fontsize=9)
         axis.grid(visible=True, which="both", alpha=0.25)
         axis.legend(frameon=False, fontsize=7)

@@ -14,8 +14,9 @@ _FEWEST_LENGTHS = 4
 _LEAST_RANGE = 8
 _NO_GROWTH = (
     f"no exponent: it needs {_FEWEST_LENGTHS} lengths, the longest {_LEAST_RANGE} times the shortest, and "
-    f"{FEWEST_SAMPLES} cold prompts of each"
+    f"{FEWEST_SAMPLES} cold prompts of each, all near one power of the length"
 )
+_FARTHEST = 1.5  # a point that is farther from the law, as a factor, says that there is none
 
 
 def report(result: dict[str, Any], picture: str | None) -> str:
@@ -51,7 +52,11 @@ def growth(policy: dict[str, Any]) -> PowerLaw | None:
         return None
     if any(row["ttft_s"]["count"] < FEWEST_SAMPLES for row in rows):
         return None
-    return power_law([row["prompt_tokens"] for row in rows], [row["ttft_s"]["p50"] for row in rows])
+    points = [(row["prompt_tokens"], row["ttft_s"]["p50"]) for row in rows]
+    law = power_law(*zip(*points, strict=True))
+    if law is None or any(max(law.at(x) / y, y / law.at(x)) > _FARTHEST for x, y in points):
+        return None
+    return law
 
 
 def speedups(policy: dict[str, Any], dense: dict[str, Any]) -> dict[int, float]:

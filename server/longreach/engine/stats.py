@@ -74,4 +74,4 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     compiled_beside: dict[str, int] = {}
     compiled_in_steps: dict[str, int] = {}
     disk: DiskStats | None = None
-    memory: EngineMemory | None = None
+    memory: EngineMemory = EngineMemory()

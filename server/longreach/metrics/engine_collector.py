@@ -33,8 +33,7 @@ class EngineCollector:
         preemptions.add_metric(self._names, stats.preemptions)
         yield preemptions
         yield from self._of_steps(stats)
-        if stats.memory is not None:
-            yield from self._of_memory(stats.memory)
+        yield from self._of_memory(stats.memory)
         pages = GaugeMetricFamily("longreach:kv_pages", "KV pages by state.", labels=(*LABELS, "state"))
         for state, count in (("held", used), ("cached", stats.cached_pages), ("free", stats.free_pages)):
             pages.add_metric((*self._names, state), count)
@@ -118,9 +117,8 @@ class EngineCollector:
         resident.add_metric((*self._names, "engine"), memory.resident)
         resident.add_metric((*self._names, "children"), memory.of_children)
         yield resident
-        if memory.reserved:
-            text = "Bytes of the first GPU that PyTorch has reserved, without CUDA's own."
-            yield self._gauge("longreach:gpu_memory_reserved_bytes", text, memory.reserved)
+        text = "Bytes of the first GPU that PyTorch has reserved, without CUDA's own; 0 on a CPU."
+        yield self._gauge("longreach:gpu_memory_reserved_bytes", text, memory.reserved)
 
     def _of_disk(self, disk: DiskStats) -> Iterator[Metric]:
         """What the disk tier has, and what has happened to it."""

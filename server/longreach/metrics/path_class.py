@@ -20,7 +20,7 @@ _ENDS: tuple[tuple[str, PathClass], ...] = (
     (r"/v1/chat/completions", "chats"),
     (r"/v1/completions", "completions"),
     (
-        r"/tokenize|/detokenize|/tokenizer_info|/v1/estimate|/v1/messages/count_tokens|/v1/responses/input_tokens",
+        r"/v1/text|/tokenize|/detokenize|/tokenizer_info|/v1/estimate|/v1/messages/count_tokens|/v1/responses/input_tokens",
         "text",
     ),
     (r"/v1/messages", "messages"),

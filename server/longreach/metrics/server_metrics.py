@@ -42,7 +42,7 @@ class Metrics:
         model_name: str,
         look: Callable[[], tuple[Started, Stats] | None],
         documents: Callable[[], DocumentCounts | None] = lambda: None,
-        server: Callable[[], ServerState] | None = None,
+        server: Callable[[], ServerState] = lambda: ServerState(False, 0, 0),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._registry = CollectorRegistry()
@@ -105,8 +105,7 @@ class Metrics:
         )
         self._clock = clock
         self._open: dict[int, Timeline] = {}  # requests to the engine that have not ended, by identity
-        if server is not None:
-            self._registry.register(ServerCollector(self._names, server, self._oldest_waiting))
+        self._registry.register(ServerCollector(self._names, server, self._oldest_waiting))
         self._registry.register(EngineCollector(self._names, look))
         self._registry.register(DocumentCollector(self._names, documents))
         ProcessCollector(registry=self._registry)

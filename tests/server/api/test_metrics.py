@@ -182,7 +182,7 @@ def test_the_age_of_the_oldest_waiting_request_grows_until_its_first_step(server
 
 
 def test_the_engines_memory_steps_and_restarts_are_told(server: LiveServer) -> None:
-    assert "longreach:engine_resident_memory_bytes" not in scrape(server)
+    assert value(scrape(server), "longreach:engine_resident_memory_bytes") == 0
     memory = EngineMemory(resident=7, of_children=5, reserved=3)
     server.engine.stats = msgspec.structs.replace(server.engine.stats, memory=memory, steps=4, step_seconds=0.5)
     samples = scrape(server)
