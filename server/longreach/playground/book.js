@@ -31,8 +31,7 @@ export class Book {
   static async fromFile(file, signal) {
     const bytes = new Uint8Array(await file.arrayBuffer());
     if (isPdf(bytes)) {
-      const { text, pages } = await postBytes("v1/text", bytes, "application/pdf", signal);
-      return new Book(file.name, text, `${pages} ${pages === 1 ? "page" : "pages"}`);
+      return ofPdf(file.name, bytes, signal);
     }
     if (headOf(bytes).startsWith(ARCHIVE)) {
       throw new Error(`${file.name} is an archive (EPUB, DOCX and ZIP files are), not plain text. Export it as text or as a PDF first.`);
@@ -53,6 +52,17 @@ export class Book {
   /** The first `share` of it. */
   cut(share) {
     return new Book(this.name, this.text.slice(0, Math.floor(this.text.length * share)), `the first ${Math.floor(share * 100)}%`);
+  }
+}
+
+async function ofPdf(name, bytes, signal) {
+  try {
+    const { text, pages, pages_without_text: empty } = await postBytes("v1/text", bytes, "application/pdf", signal);
+    const remark = `${pages} ${pages === 1 ? "page" : "pages"}`;
+    return new Book(name, text, remark, null, empty ? `${empty} of the pages ${empty === 1 ? "has" : "have"} no text.` : "");
+  } catch (error) {
+    if (error.name !== "AbortError") error.message = `${name}: ${error.message}`;
+    throw error;
   }
 }
 

@@ -95,8 +95,8 @@ export class Conversation extends EventTarget {
     const button = turn.again;
     clearTimeout(button.sparing);
     if (later && button.textContent === "Regenerate") {
-      button.textContent = `Also remove the ${later} below?`;
-      announce(`Press again to regenerate this answer and remove the ${later} below`);
+      button.textContent = `Also remove ${questions(later)} below?`;
+      announce(`Press again to regenerate this answer and remove ${questions(later)} below`);
       button.sparing = setTimeout(() => { button.textContent = "Regenerate"; }, SURE_MS);
       return;
     }
@@ -111,7 +111,7 @@ export class Conversation extends EventTarget {
     const cancel = element("button", { type: "button", class: "quiet" }, "Cancel");
     const form = element("form", { class: "editing" }, field,
       element("div", { class: "row" }, element("button", { type: "submit", class: "primary" }, "Ask again"), cancel,
-        element("span", { class: "small muted" }, later ? `Removes the ${later} below.` : "")));
+        element("span", { class: "small muted" }, later ? `Removes ${questions(later)} below.` : "")));
     const close = () => {
       form.replaceWith(turn.asked);
       turn.edit.focus();
@@ -136,6 +136,8 @@ export class Conversation extends EventTarget {
     field.focus();
   }
 }
+
+const questions = (n) => (n === 1 ? "the question" : `the ${n} questions`);
 
 function copyCode(event) {
   const button = event.target.closest(".copy-code");

@@ -55,7 +55,7 @@ CONTROLS = """() => [...document.querySelectorAll("a[href], button, input, selec
 
 @pytest.mark.parametrize(("theme", "width"), covering(["light", "dark"], [1280, 390], strength=1))
 def test_themes_and_widths(server: LiveServer, open_page: OpenPage, theme: str, width: int) -> None:
-    page = open_page(server.url, theme=theme, width=width, policies=True)
+    page = open_page(server.url, theme=theme, width=width, policies=True, expected=("400",))
     page.click("#example")
     expect(page.locator("#book-size")).to_contain_text("tokens")
     ask(page, "long" * 60)

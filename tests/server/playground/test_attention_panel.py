@@ -39,6 +39,8 @@ STREAM = (
 
 def test_a_policy_shows_its_mask_and_goes_into_requests(server: LiveServer, open_page: OpenPage) -> None:
     page = open_page(server.url, policies=True, expected=("willReadFrequently",))
+    expect(page.locator("#attention > summary")).to_have_text("Attention: exact change")
+    expect(page.locator("#mask")).to_be_hidden()
     expect(page.locator("#mask-words")).to_have_text("Exact. At 32,768 tokens nothing is left out.")
     assert colours(page) == {"seen": 128 * 127 // 2, "other": 128, "skipped": 0, "empty": 128 * 127 // 2}
     unfold(page, "attention")
@@ -96,6 +98,16 @@ def test_a_policy_that_depends_on_the_text_has_no_picture(server: LiveServer, op
         wanted = {"policy": "dynamic", "estimator": estimator} | carried
         assert request.value.post_data_json["attention"] == wanted
         finished(page)
+    expect(page.get_by_label("density", exact=True)).to_be_disabled()
+    page.get_by_role("radio", name="by density").check()
+    expect(page.get_by_label("recall", exact=True)).to_be_disabled()
+    page.get_by_role("spinbutton", name="density").fill("0.2")
+    expect(page.locator("#attention-words")).to_have_text("dynamic, density 0.2, estimator pooled")
+    expect(page.locator("#parameters")).not_to_contain_text("`")
+    page.get_by_role("button", name="Copy as Python").click()
+    expect(page.locator("#copied")).to_contain_text("Copied")
+    program = page.evaluate("() => navigator.clipboard.readText()")
+    assert '"attention": {"policy": "dynamic", "density": 0.2, "estimator": "pooled"}' in program
 
 
 def test_without_policies_there_is_no_chooser(server: LiveServer, open_page: OpenPage) -> None:

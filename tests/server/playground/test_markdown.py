@@ -1,8 +1,7 @@
-"""An answer's Markdown on the page: what it becomes, that no text becomes code or takes long, and that streams end alike."""
+"""An answer's Markdown on the page: what it becomes, that no text is code or takes long, and that streams end alike."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -71,8 +70,8 @@ The end of [a link](https://a.example/x_(y)) and https://b.example/c.
 
 
 @pytest.fixture
-def page(server: LiveServer, open_page: OpenPage) -> Iterator[Any]:
-    yield open_page(server.url)
+def page(server: LiveServer, open_page: OpenPage) -> Any:
+    return open_page(server.url)
 
 
 def test_what_markdown_becomes(page: Any) -> None:
@@ -122,8 +121,9 @@ def test_no_text_of_a_model_is_code(page: Any) -> None:
 
 def test_hostile_lengths_and_depths_are_bounded(page: Any) -> None:
     n = 20_000
-    blocks = ("> " * n, "- " * n, "1. " * n, "|" * n + "\n" + "|-" * n, "a | b\n- | -\n" + "|\n" * n, "~~~\n" + "x\n" * n,
-              "- a\n" * n, "- a\n\n" * n, "\n" * n + " " * n + "x")  # fmt: skip
+    markers = ("> ", "- ", "1. ", "- a\n", "- a\n\n", "~~~\n", "x\n", " ", "|")
+    blocks = [part * n for part in markers]
+    blocks += ["a | b\n- | -\n" + "|\n" * n, "|" * n + "\n" + "|-" * n, "~~~\n" + "x\n" * n, "\n" * n + " " * n + "x"]
     lines = (
         "*a **b ",
         "*",
