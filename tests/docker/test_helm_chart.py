@@ -175,7 +175,7 @@ def test_files_that_last_are_handed_over_in_a_rolling_update(helm: str) -> None:
         ("gpu.count=x", "/gpu/count"),
         ("settings.max_len=3", "invalid propertyName 'max_len'"),
         ("settings.api_key=secret-key", "invalid propertyName 'api_key'"),
-        ("modle.id=a/b", "modle"),
+        ("server.id=a/b", "server"),
         ("model.id=a/b,model.path=/models/c", "model: give id or path"),
         ("model.path=/srv/c", "/model/path"),
         ("replicas=2,cache.persistence=true", "cache.accessModes: .*ReadWriteMany"),
