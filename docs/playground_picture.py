@@ -84,6 +84,7 @@ def ask_about_code(page: Page, url: str) -> None:
     """Open a few files as another model's page, and ask about them."""
     as_another_model(page)
     page.goto(url)
+    expect(page.locator("#ask")).to_be_enabled()
     files = [{"name": name, "mimeType": "text/plain", "buffer": text.encode()} for name, text in FILES.items()]
     page.set_input_files("#file", files)
     expect(page.locator("#book-size")).to_contain_text("tokens")
@@ -95,6 +96,7 @@ def ask_about_code(page: Page, url: str) -> None:
 def ask_the_example(page: Page, url: str) -> None:
     """Ask the example three questions, of which one has no answer."""
     page.goto(url)
+    expect(page.locator("#ask")).to_be_enabled()
     page.click("#example")
     for question in (QUESTION, "What are all the signals for the supply boat?", "Who is the owner of the old chapel?"):
         page.get_by_role("button", name=question).click()
@@ -130,20 +132,21 @@ def take(url: str, folder: Path) -> None:
 
         def open_page(width: int, height: int, theme: Any = "light") -> Page:
             context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=theme)
+            context.set_default_timeout(MINUTES_MS)
             return context.new_page()
 
-        page = open_page(1280, 900)
-        ask_the_example(page, url)
-        page.screenshot(path=folder / "playground.png")
-        test_needles(page)
-        page.locator(".side").evaluate("side => { side.style.maxHeight = 'none'; scrollTo(0, 0); }")
-        page.screenshot(path=folder / "playground-attention.png", full_page=True)
         page = open_page(1280, 1020)
         ask_about_code(page, url)
         page.screenshot(path=folder / "playground-answer.png")
         page = open_page(390, 844, "dark")
         ask_about_code(page, url)
         page.screenshot(path=folder / "playground-phone.png")
+        page = open_page(1280, 900)
+        ask_the_example(page, url)
+        page.screenshot(path=folder / "playground.png")
+        test_needles(page)
+        page.locator(".side").evaluate("side => { side.style.maxHeight = 'none'; scrollTo(0, 0); }")
+        page.screenshot(path=folder / "playground-attention.png", full_page=True)
         browser.close()
 
 

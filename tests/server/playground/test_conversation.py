@@ -148,9 +148,14 @@ def test_the_page_follows_what_is_written_unless_it_is_scrolled(server: LiveServ
     ask(page, "One?")
     finished(page)
     assert page.evaluate(at_end)
+    page.unroute("**/v1/**completions")
+    server.engine.hold_decode_after = 3
+    turn = ask(page, "Two?")
+    expect(turn.locator(".answer")).to_contain_text("User")
+    assert page.evaluate(at_end)
     page.evaluate("() => scrollTo(0, 0)")
     page.wait_for_timeout(50)
-    page.locator(".turn .again").evaluate("button => button.click()")
+    server.engine.hold_decode_after = None
     expect(page.locator("#newest")).to_be_visible()
     page.click("#newest")
     expect(page.locator("#newest")).to_be_hidden()
