@@ -236,6 +236,25 @@ def warmup(**flags: Any) -> None:
 
 
 @app.command(cls=SectionedCommand)
+@with_settings("model", "revision", "tokenizer")
+def fetch(**flags: Any) -> None:
+    """Download what a server reads of a model, and of another tokenizer, into the hub's cache.
+
+    A server with the same settings then needs no network: set HF_HUB_OFFLINE=1 there.
+    """
+    settings = _settings(flags)
+
+    from longreach.fetch_command import fetch as fetched
+
+    try:
+        places = fetched(settings.model_source, settings.revision, settings.tokenizer)
+    except ModelFilesError as error:
+        raise _refused(error) from None
+    for place in places:
+        typer.echo(str(place))
+
+
+@app.command(cls=SectionedCommand)
 @with_settings(
     "model",
     "revision",

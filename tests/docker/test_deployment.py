@@ -63,6 +63,17 @@ def test_only_settings_that_exist_are_set(path: Path) -> None:
     assert set(re.findall(r"\bLONGREACH_[A-Z_]+", path.read_text())) <= SETTING_VARIABLES | OF_COMPOSE
 
 
+def test_a_hub_id_needs_no_folder_of_models() -> None:
+    loaded = documents(DOCKER / "compose.gpu.yaml")[0]
+    service = loaded["services"]["longreach"]
+    [mount] = service["volumes"]
+    expanded = subprocess.run(
+        ["bash", "-c", f'printf %s "{mount}"'], env={"PATH": os.environ["PATH"]}, capture_output=True, text=True
+    ).stdout
+    assert expanded.split(":")[0] in loaded["volumes"]
+    assert service["environment"]["HF_TOKEN"] is None  # Compose passes it on if it is set
+
+
 def test_files_that_compose_mounts_are_there() -> None:
     for path in COMPOSE:
         for service in documents(path)[0]["services"].values():
@@ -107,13 +118,18 @@ def test_prometheus_reads_the_server_and_grafana_its_dashboard() -> None:
     assert re.fullmatch(r"http://(\w+):9090", source["url"])[1] in services  # type: ignore[index]
     [provider] = documents(provisioning / "dashboards" / "longreach.yaml")[0]["providers"]
     mounts = documents(DOCKER / "compose.monitoring.yaml")[0]["services"]["grafana"]["volumes"]
-    assert f"./grafana-dashboard.json:{provider['options']['path']}/grafana-dashboard.json:ro" in mounts
-    assert json.loads((DOCKER / "grafana-dashboard.json").read_text())["panels"]
+    assert (
+        f"./helm/longreach/files/grafana-dashboard.json:{provider['options']['path']}/grafana-dashboard.json:ro"
+        in mounts
+    )
+    rules = documents(DOCKER / "prometheus.yml")[0]["rule_files"]
+    mounts = documents(DOCKER / "compose.monitoring.yaml")[0]["services"]["prometheus"]["volumes"]
+    assert f"./helm/longreach/files/alerts.yaml:{rules[0]}:ro" in mounts
+    assert json.loads((DOCKER / "helm/longreach/files/grafana-dashboard.json").read_text())["panels"]
 
 
-@pytest.mark.parametrize("kind", ["Deployment", "Job"])
-def test_pods_run_as_the_images_user_with_a_read_only_root(kind: str) -> None:
-    pod = kinds()[kind]["spec"]["template"]["spec"]
+def test_pods_run_as_the_images_user_with_a_read_only_root() -> None:
+    pod = kinds()["Deployment"]["spec"]["template"]["spec"]
     [container] = pod["containers"]
     assert pod["securityContext"]["runAsNonRoot"] is True
     assert pod["securityContext"]["runAsUser"] == pod["securityContext"]["fsGroup"] == USER

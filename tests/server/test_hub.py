@@ -120,6 +120,21 @@ def test_what_is_not_in_a_snapshot_does_not_exist(
     assert ChatTemplate.load(MODEL).is_default
 
 
+def test_a_fetched_model_needs_no_hub(home: Path, make_hub: Any) -> None:
+    shards = {"m-1.safetensors": b"1", "m-2.safetensors": b"2"}
+    stub = make_hub(SHARDED | shards | {"pytorch_model.bin": b"", "tokenizer.json": b"{}"})
+    fetched = CliRunner().invoke(cli.app, ["fetch", MODEL, "--tokenizer", "acme/words"])
+    assert fetched.exit_code == 0, fetched.stderr
+    assert "pytorch_model.bin" not in stub.downloads
+    make_hub(SILENT[0])
+    snapshot = hub.all_files(MODEL)
+    assert all((snapshot / name).is_file() for name in (*SHARDED, *shards, "tokenizer.json"))
+    assert fetched.stdout.split() == [str(snapshot), str(hub.tokenizer_files("acme/words"))]
+    refused = CliRunner().invoke(cli.app, ["fetch", "acme/other"])
+    assert refused.exit_code == 2
+    assert "hf download acme/other" in refused.stderr
+
+
 def test_a_model_that_is_nowhere(home: Path, make_hub: Any) -> None:
     make_hub(SILENT[0])
     with pytest.raises(ModelFilesError, match=r"neither a directory nor .*no route to host; .* hf download acme/tiny"):

@@ -15,7 +15,7 @@ from longreach.util.log_lines import JsonLines
 from tests.server.load.process import ServerProcess, eventually
 
 PROGRAM = r"""
-import logging, warnings
+import logging, threading, warnings
 from longreach.util.log_lines import configure_logging
 configure_logging("info", "json", "engine")
 log = logging.getLogger("longreach.test")
@@ -26,12 +26,23 @@ try:
 except ValueError:
     log.exception("failed")
 warnings.warn("old")
+
+class Odd:
+    def __del__(self):
+        raise KeyError("ignored")
+
+Odd()
+thread = threading.Thread(target=lambda: [][1], name="reader")
+thread.start()
+thread.join()
+raise RuntimeError("nobody\ncatches it")
 """
 
 
 def test_a_line_is_an_object_whatever_is_in_it() -> None:
-    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=60, check=True)
-    first, second, third = map(json.loads, done.stderr.splitlines())
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    first, second, third, *uncaught = map(json.loads, done.stderr.splitlines())
     assert first["message"] == "of ä\nand \\udc80 \x1b"
     assert (first["level"], first["logger"], first["process"]) == ("info", "longreach.test", "engine")
     assert first["time"].endswith("Z")
@@ -39,6 +50,10 @@ def test_a_line_is_an_object_whatever_is_in_it() -> None:
     assert second["exception"].endswith("ValueError: odd")
     assert third["logger"] == "py.warnings"
     assert "old" in third["message"]
+    ends = [line["exception"].splitlines()[-1] for line in uncaught]
+    assert ends == ["KeyError: 'ignored'", "IndexError: list index out of range", "catches it"]
+    assert [line["level"] for line in uncaught] == ["error", "error", "critical"]
+    assert uncaught[1]["message"] == "thread reader: IndexError"
 
 
 def test_a_request_has_its_fields_by_name(caplog: pytest.LogCaptureFixture) -> None:

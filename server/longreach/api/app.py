@@ -40,10 +40,9 @@ from longreach.api.http.request_log import RequestRecord, network_of, request_id
 from longreach.api.responses.answer_response import LEFT_OUT_HEADER
 from longreach.api.service.service import Service
 from longreach.errors import AuthenticationError
+from longreach.metrics import QUIET, path_class
 
 log = logging.getLogger("longreach.requests")
-
-_QUIET = frozenset({"/health", "/ready", "/metrics"})  # probes would drown everything else
 
 
 def create_app(service: Service) -> FastAPI:
@@ -72,8 +71,8 @@ def create_app(service: Service) -> FastAPI:
         app.add_middleware(CORSMiddleware, **cors_options(service.settings.allowed_origins))
 
     def refused(record: RequestRecord) -> None:
-        service.metrics.http(record.status, record.finish)
-        record.log(log)
+        service.metrics.http(record.path, record.status, record.finish)
+        record.log(log, _level(record))
 
     app.add_middleware(Door, settings=service.settings, refused=refused)
     return app
@@ -98,7 +97,14 @@ def cors_options(allowed_origins: str) -> dict[str, Any]:
 
 
 def _is_quiet(scope: Scope) -> bool:
-    return scope.get("path") in _QUIET
+    return path_class(scope.get("path", "")) in ("probes", "metrics")
+
+
+def _level(record: RequestRecord) -> int:
+    """Probes, files of the page and its polls would drown everything else in the log, unless they fail."""
+    kind = path_class(record.path)
+    fails = (record.status or 0) >= 400 and kind != "probes"  # of which 503 is an answer
+    return logging.DEBUG if kind in QUIET and not fails else logging.INFO
 
 
 class RequestMiddleware:
@@ -112,7 +118,6 @@ class RequestMiddleware:
     def __init__(self, app: ASGIApp, service: Service, page: frozenset[str] = frozenset()) -> None:
         self._app = app
         self._service = service
-        self._quiet = _QUIET | page
         # The page asks for a key itself; its files are the same for everybody.
         self._open = OPEN_PATHS | {path.encode() for path in page}
 
@@ -156,8 +161,8 @@ class RequestMiddleware:
                 await error_answers.error_response(api_error, scope, record.request_id)(scope, receive, send_with_id)
         finally:
             held.close()
-            self._service.metrics.http(record.status, record.finish)
-            record.log(log, logging.DEBUG if path in self._quiet else logging.INFO)
+            self._service.metrics.http(path, record.status, record.finish)
+            record.log(log, _level(record))
 
     def _authenticate(self, raw_path: bytes, headers: dict[bytes, bytes], record: RequestRecord) -> None:
         if not self._service.keys:

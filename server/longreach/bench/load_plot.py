@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from longreach.bench.load_report import cold_rows, growth, speedups
+from longreach.bench.load_report import FEWEST_SAMPLES, cold_rows, growth, rows_by_concurrency, speedups
 from longreach.bench.report import set_log_y
 from longreach.util.extras import require
 
@@ -30,21 +31,24 @@ def draw(result: dict[str, Any], path: Path) -> None:
     panels = [panel for panel in _PANELS if panel[2](result)]
     if not panels:
         raise ValueError("nothing was measured: the server takes none of the prompt lengths")
-    columns = min(3, len(panels))
-    rows = -(-len(panels) // columns)
-    figure, axes = pyplot.subplots(
-        rows, columns, figsize=(4.4 * columns, 3.5 * rows), squeeze=False, layout="constrained"
-    )
-    for axis, (title, plot, _) in zip(axes.flat, panels, strict=False):
+    rows = rows_of(len(panels))
+    figure = pyplot.figure(figsize=(4.4 * max(rows), 3.6 * len(rows)), layout="constrained")
+    width = math.lcm(*rows)
+    grid = figure.add_gridspec(len(rows), width)
+    places = [
+        (row, slice(place * width // count, (place + 1) * width // count))
+        for row, count in enumerate(rows)
+        for place in range(count)
+    ]
+    for (row, columns), (title, plot, _) in zip(places, panels, strict=True):
+        axis = figure.add_subplot(grid[row, columns])
         axis.set_title(title, fontsize=10)
         axis.set_xscale("log", base=2)
         plot(axis, result)
-        axis.xaxis.set_major_formatter(lambda value, _: f"{value / 1024:g}K")
+        axis.xaxis.set_major_formatter(lambda value, _: f"{value / 1024:g}K" if value >= 1024 else f"{value:g}")
         axis.set_xlabel(axis.get_xlabel() or "prompt tokens", fontsize=9)
         axis.grid(visible=True, which="both", alpha=0.25)
         axis.legend(frameon=False, fontsize=7)
-    for axis in list(axes.flat)[len(panels) :]:
-        axis.axis("off")
     where, model = result["environment"], result["model"]
     name = model.get("name") or f"{model['shape']} shape, {model['weights']} weights"
     figure.suptitle(f"{name}; {where['device']}; {where['date']}", fontsize=9, color="gray")
@@ -52,28 +56,37 @@ def draw(result: dict[str, Any], path: Path) -> None:
     pyplot.close(figure)
 
 
+def rows_of(panels: int) -> list[int]:
+    """How many panels each row of the picture has: at most three or four, and no row with a hole."""
+    if panels <= 3:
+        return [panels]
+    return [-(-panels // 2), panels // 2]
+
+
 def _ttft(axis: Any, result: dict[str, Any]) -> None:
     for policy in result["policies"]:
-        rows = cold_rows(policy)
-        lengths = [row["prompt_tokens"] for row in rows]
+        colors: dict[int, str] = {}
         law = growth(policy)
-        label = policy["name"] + (f", N^{law.exponent:.2f}" if law else "")
-        line = _band(axis, lengths, rows, "ttft_s", 1.0, label)
-        if law:
-            axis.plot(lengths, [law.at(n) for n in lengths], linestyle=":", color=line.get_color(), linewidth=1)
-        cached = [row for row in policy["rows"] if row["prefix"] == "cached" and row["concurrency"] == 1]
-        if cached:
-            lengths = [row["prompt_tokens"] for row in cached]
-            values = [row["ttft_s"]["p50"] for row in cached]
-            axis.plot(lengths, values, marker="s", linestyle="--", color=line.get_color(), label="prefix cached")
+        for count, rows in rows_by_concurrency(policy).items():
+            lengths = [row["prompt_tokens"] for row in rows]
+            fits = law is not None and not colors
+            label = _named(policy, count) + (f", N^{law.exponent:.2f}" if fits and law else "")
+            colors[count] = _band(axis, lengths, rows, "ttft_s", 1.0, label).get_color()
+            if fits and law:
+                axis.plot(lengths, [law.at(n) for n in lengths], linestyle=":", color=colors[count], linewidth=1)
+        for count, rows in rows_by_concurrency(policy, "cached").items():
+            lengths = [row["prompt_tokens"] for row in rows]
+            values = [row["ttft_s"]["p50"] for row in rows]
+            label = f"{_named(policy, count)}, prefix cached"
+            axis.plot(lengths, values, marker="s", linestyle="--", color=colors.get(count), label=label)
     set_log_y(axis)
 
 
 def _itl(axis: Any, result: dict[str, Any]) -> None:
     for policy in result["policies"]:
-        rows = cold_rows(policy)
-        contexts = [row["prompt_tokens"] + row["max_tokens"] // 2 for row in rows]
-        _band(axis, contexts, rows, "itl_s", 1e3, policy["name"])
+        for count, rows in rows_by_concurrency(policy).items():
+            contexts = [row["prompt_tokens"] + row["max_tokens"] // 2 for row in rows]
+            _band(axis, contexts, rows, "itl_s", 1e3, _named(policy, count))
     axis.set_xlabel("tokens of context")
     set_log_y(axis)
 
@@ -112,11 +125,17 @@ def _recall(axis: Any, result: dict[str, Any]) -> None:
 
 
 def _band(axis: Any, xs: list[int], rows: list[dict[str, Any]], key: str, unit: float, label: str) -> Any:
-    """The median as a line, and up to p99 as a band."""
+    """The median as a line, and up to p99 as a band, where there are enough samples to have one."""
     median = [row[key]["p50"] * unit for row in rows]
     (line,) = axis.plot(xs, median, marker="o", label=label)
-    axis.fill_between(xs, median, [row[key]["p99"] * unit for row in rows], color=line.get_color(), alpha=0.15, lw=0)
+    enough = [row[key]["count"] >= FEWEST_SAMPLES for row in rows]
+    p99 = [row[key]["p99"] * unit for row in rows]
+    axis.fill_between(xs, median, p99, where=enough, color=line.get_color(), alpha=0.15, lw=0)
     return line
+
+
+def _named(policy: dict[str, Any], concurrency: int) -> str:
+    return f"{policy['name']}, {concurrency} at once"
 
 
 def _lines(axis: Any, result: dict[str, Any], key: str, unit: float) -> None:

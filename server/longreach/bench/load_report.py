@@ -7,6 +7,16 @@ from typing import Any
 from longreach.bench.fit import PowerLaw, power_law
 
 _PARTS = ("p50", "p90", "p99")
+# Fewer have no tails: their p99 is their greatest.
+FEWEST_SAMPLES = 3
+# An exponent of fewer lengths, or of nearer ones, is a guess.
+_FEWEST_LENGTHS = 4
+_LEAST_RANGE = 8
+_NO_GROWTH = (
+    f"no exponent: it needs {_FEWEST_LENGTHS} lengths, the longest {_LEAST_RANGE} times the shortest, and "
+    f"{FEWEST_SAMPLES} cold prompts of each, all near one power of the length"
+)
+_FARTHEST = 1.5  # a point that is farther from the law, as a factor, says that there is none
 
 
 def report(result: dict[str, Any], picture: str | None) -> str:
@@ -25,15 +35,28 @@ def table(result: dict[str, Any]) -> str:
 
 def cold_rows(policy: dict[str, Any]) -> list[dict[str, Any]]:
     """The rows of one request at a time without a cached prefix (of the least concurrency that was measured)."""
-    cold = [row for row in policy["rows"] if row["prefix"] == "cold"]
-    least = min((row["concurrency"] for row in cold), default=1)
-    return [row for row in cold if row["concurrency"] == least]
+    return next(iter(rows_by_concurrency(policy).values()), [])
+
+
+def rows_by_concurrency(policy: dict[str, Any], prefix: str = "cold") -> dict[int, list[dict[str, Any]]]:
+    """The rows of each concurrency, the least first."""
+    rows = [row for row in policy["rows"] if row["prefix"] == prefix]
+    return {n: [row for row in rows if row["concurrency"] == n] for n in sorted({row["concurrency"] for row in rows})}
 
 
 def growth(policy: dict[str, Any]) -> PowerLaw | None:
-    """How TTFT of cold prompts grows with their length."""
+    """How TTFT of cold prompts grows with their length; None where there are too few of them to tell."""
     rows = cold_rows(policy)
-    return power_law([row["prompt_tokens"] for row in rows], [row["ttft_s"]["p50"] for row in rows])
+    lengths = {row["prompt_tokens"] for row in rows}
+    if len(lengths) < _FEWEST_LENGTHS or max(lengths) < _LEAST_RANGE * min(lengths):
+        return None
+    if any(row["ttft_s"]["count"] < FEWEST_SAMPLES for row in rows):
+        return None
+    points = [(row["prompt_tokens"], row["ttft_s"]["p50"]) for row in rows]
+    law = power_law(*zip(*points, strict=True))
+    if law is None or any(max(law.at(x) / y, y / law.at(x)) > _FARTHEST for x, y in points):
+        return None
+    return law
 
 
 def speedups(policy: dict[str, Any], dense: dict[str, Any]) -> dict[int, float]:
@@ -101,15 +124,23 @@ def _growth(policies: list[dict[str, Any]]) -> list[str]:
             rows = cold_rows(policy)
             first, last = rows[0]["prompt_tokens"], rows[-1]["prompt_tokens"]
             said.append(f"{policy['name']}: TTFT grows as N^{law.exponent:.2f} from {first:,} to {last:,} tokens.")
+        elif policy["rows"]:
+            said.append(f"{policy['name']}: {_NO_GROWTH}.")
     return [" ".join(said)] if said else []
 
 
 def _times(row: dict[str, Any]) -> list[str]:
     return [
-        " / ".join(f"{row['ttft_s'][part]:.3f}" for part in _PARTS),
-        " / ".join(f"{1e3 * row['itl_s'][part]:.1f}" for part in _PARTS),
-        " / ".join(f"{row['e2e_s'][part]:.2f}" for part in _PARTS),
+        _parts(row["ttft_s"], 1.0, 3),
+        _parts(row["itl_s"], 1e3, 1),
+        _parts(row["e2e_s"], 1.0, 2),
     ]
+
+
+def _parts(summary: dict[str, Any], unit: float, digits: int) -> str:
+    """The percentiles; the median alone of so few that they have no others."""
+    shown = _PARTS if summary["count"] >= FEWEST_SAMPLES else _PARTS[:1]
+    return " / ".join([f"{unit * summary[part]:.{digits}f}" for part in shown] + ["-"] * (len(_PARTS) - len(shown)))
 
 
 def _caption(result: dict[str, Any]) -> str:

@@ -104,6 +104,7 @@ class Engine:
         self._in_flight: _InFlight | None = None
         self._compiling: list[_Compiling] = []
         self._step_began: float | None = None
+        self._steps, self._seconds_of_steps = 0, 0.0
         self._stored, self._restored = [0, 0], [0, 0]  # pages, states
         self.stats = self._take_stats()
 
@@ -205,6 +206,8 @@ class Engine:
             self._in_flight = None
         if plan is None and before is None and (self._disk_has_work or self._compiling):
             time.sleep(_PAUSE_SECONDS)  # there is nothing to do until a file is written or read, or a kernel compiled
+        if plan is not None or before is not None:
+            self._seconds_of_steps += self._clock() - start
         return news
 
     def _move_pages(self, *, is_last: bool = False) -> list[Updates | Failed]:
@@ -239,6 +242,7 @@ class Engine:
         if done.chunks:
             launched = StepPlan(done.chunks)
             self._in_flight = _InFlight(launched, done.result, start)
+            self._steps += 1
             self._pairs.add(launched)
             self.scheduler.advance(launched)
         news = self._fail(list(done.failed), _NOT_COMPUTED)
@@ -346,6 +350,8 @@ class Engine:
             stored_states=self._stored[1],
             restored_states=self._restored[1],
             preemptions=scheduler.preemptions,
+            steps=self._steps,
+            step_seconds=self._seconds_of_steps,
             causal_pairs=self._pairs.causal,
             computed_pairs=round(self._pairs.computed),
             compiled_beside=dict(self._compiled.beside),

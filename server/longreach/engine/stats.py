@@ -26,6 +26,15 @@ class DiskStats(msgspec.Struct, frozen=True, kw_only=True):
     failed: int = 0
 
 
+class EngineMemory(msgspec.Struct, frozen=True, kw_only=True):
+    """Bytes that the engine's processes have in memory: its own, and those of its children, which are ranks and
+    compilers. `reserved` is what PyTorch has taken of the first GPU, without CUDA's own. 0 where it cannot be told."""
+
+    resident: int = 0
+    of_children: int = 0
+    reserved: int = 0
+
+
 class Stats(msgspec.Struct, frozen=True, kw_only=True):
     """What the engine holds and has done so far.
 
@@ -35,6 +44,8 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     keys (see `pair_count.PairCount`).
 
     On disk it has files of pages and states, and `disk` counts what has happened to them.
+
+    It has launched `steps`, in which `step_seconds` went by in all. `memory` is as of the last sign of life.
 
     Since it was ready it has compiled kernels, by name: `compiled_beside` the steps, or `compiled_in_steps`, which
     waited.
@@ -56,8 +67,11 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     stored_states: int = 0
     restored_states: int = 0
     preemptions: int = 0
+    steps: int = 0
+    step_seconds: float = 0.0
     causal_pairs: int = 0
     computed_pairs: int = 0
     compiled_beside: dict[str, int] = {}
     compiled_in_steps: dict[str, int] = {}
     disk: DiskStats | None = None
+    memory: EngineMemory = EngineMemory()

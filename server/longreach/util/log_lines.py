@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import logging
 import sys
+import threading
 import time
+from types import TracebackType
 from typing import Literal
 
 import orjson
 
 LogFormat = Literal["text", "json"]
+
+_log = logging.getLogger(__name__)
 
 _TEXT = "%(asctime)s %(levelname)-7s {name}: %(message)s"
 _LIBRARIES = ("uvicorn", "asyncio", "httpcore2", "httpx2", "huggingface_hub", "filelock")
@@ -54,14 +58,36 @@ def formatter(form: LogFormat, process: str | None = None) -> logging.Formatter:
 def configure_logging(level: str, form: LogFormat = "text", process: str | None = None) -> None:
     """Log to stderr from `level` on; libraries speak from warnings on.
 
-    Python's own warnings are lines of the log, too, so that no line of a log in JSON is something else.
+    In JSON Python's own warnings and what nobody has caught are lines of the log, too: a traceback has many lines, none
+    of which is an object.
     """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(formatter(form, process))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     logging.captureWarnings(form == "json")
+    if form == "json":
+        sys.excepthook = _uncaught
+        threading.excepthook = _uncaught_in_thread
+        sys.unraisablehook = _unraisable
     for name in _LIBRARIES:
         logging.getLogger(name).setLevel(logging.WARNING)
+
+
+def _uncaught(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+    if issubclass(kind, KeyboardInterrupt):
+        return  # somebody wanted it so
+    _log.critical("%s", kind.__name__, exc_info=(kind, error, traceback))
+
+
+def _uncaught_in_thread(args: threading.ExceptHookArgs) -> None:
+    if args.exc_value is None or issubclass(args.exc_type, SystemExit):
+        return
+    name = "" if args.thread is None else args.thread.name
+    _log.error("thread %s: %s", name, args.exc_type.__name__, exc_info=args.exc_value)
+
+
+def _unraisable(args: sys.UnraisableHookArgs) -> None:
+    _log.error("%s: %r", args.err_msg or "an exception was ignored in", args.object, exc_info=args.exc_value)
 
 
 def _clean(value: object) -> object:

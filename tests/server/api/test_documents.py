@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -161,6 +162,8 @@ def test_a_pin_is_sent_to_the_engine_and_to_each_that_follows(chat: LiveServer) 
         return following
 
     asyncio.run_coroutine_threadsafe(chat.service.restart(start), chat.loop).result(10)
+    metrics = chat.http.get("/metrics").text
+    assert re.search(r"^longreach:engine_restarts_total\{.*\} 1\.0$", metrics, re.MULTILINE)
     eventually(lambda: set(following.pins) == {other["id"]})
     eventually(lambda: len(following.requests) == 1 and not following.running)  # and is read there
     chat.http.delete(f"/v1/documents/{other['id']}")

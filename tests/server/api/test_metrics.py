@@ -12,15 +12,18 @@ from pathlib import Path
 import msgspec
 import orjson
 import pytest
+import yaml
 from longreach.engine.errors import RequestFailedError
-from longreach.engine.stats import DiskStats
-from longreach.metrics import band
+from longreach.engine.stats import DiskStats, EngineMemory
+from longreach.metrics import band, path_class
+from longreach.metrics.path_class import PATH_CLASSES
 from opentelemetry import trace
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.server.api.conftest import MODEL, LiveServer, eventually
 
-DASHBOARD = Path(__file__).parents[3] / "docker" / "grafana-dashboard.json"
+FILES = Path(__file__).parents[3] / "docker" / "helm" / "longreach" / "files"
+DASHBOARD = FILES / "grafana-dashboard.json"
 # What the panels of vLLM's own dashboard ask for.
 VLLMS = {
     *(f"{name}_{part}" for part in ("bucket", "sum", "count") for name in (
@@ -134,6 +137,63 @@ def test_every_end_has_its_name(server: LiveServer) -> None:
     assert ends == {"stop": 2, "internal_error": 1, "disconnected": 3, "invalid_value": 1, "not_found": 1}
 
 
+def test_http_requests_are_counted_by_what_they_asked_for(server: LiveServer) -> None:
+    server.complete()
+    for path in ("/ready", "/", "/v1/models", f"/v1/models/{MODEL}", "/nowhere", "/v1/responses/resp_1"):
+        server.http.get(path)
+    counts: Counter[str] = Counter()
+    for labels, count in scrape(server)["longreach:http_requests_total"].items():
+        counts[dict(labels)["path"]] += int(count)
+    assert {name: counts[name] for name in ("completions", "page", "models", "other", "responses")} == {
+        "completions": 1, "page": 1, "models": 2, "other": 1, "responses": 1}  # fmt: skip
+    assert counts["probes"] >= 1
+    assert set(counts) <= set(PATH_CLASSES)
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        ("/v1/chat/completions", "chats"),
+        ("/v1/messages", "messages"),
+        ("/v1/messages/count_tokens", "text"),
+        ("/v1/files/file-1/content", "documents"),
+        ("/v1/documents", "documents"),
+        ("/v1/attention/mask?policy=window", "models"),
+        ("/playground/app.js", "page"),
+        ("/metrics", "metrics"),
+        ("/v1/completions/../secret", "other"),
+        ("//", "other"),
+    ],
+)
+def test_a_path_has_one_of_few_classes(path: str, kind: str) -> None:
+    assert path_class(path) == kind
+
+
+def test_the_age_of_the_oldest_waiting_request_grows_until_its_first_step(server: LiveServer) -> None:
+    assert value(scrape(server), "longreach:oldest_waiting_seconds") == 0
+    assert value(scrape(server), "longreach:ready") == 1
+    server.engine.hold_decode_after = 0
+    server.engine.waited = None  # type: ignore[assignment] - its first step does not begin
+    sock = server.connect(orjson.dumps({"model": MODEL, "prompt": "The owl flies"}))
+    eventually(lambda: value(scrape(server), "longreach:oldest_waiting_seconds") > 0.05)
+    assert value(scrape(server), "longreach:open_http_requests") >= 1
+    sock.close()
+    eventually(lambda: value(scrape(server), "longreach:oldest_waiting_seconds") == 0)
+
+
+def test_the_engines_memory_steps_and_restarts_are_told(server: LiveServer) -> None:
+    assert value(scrape(server), "longreach:engine_resident_memory_bytes") == 0
+    memory = EngineMemory(resident=7, of_children=5, reserved=3)
+    server.engine.stats = msgspec.structs.replace(server.engine.stats, memory=memory, steps=4, step_seconds=0.5)
+    samples = scrape(server)
+    assert value(samples, "longreach:engine_resident_memory_bytes", process="engine") == 7
+    assert value(samples, "longreach:engine_resident_memory_bytes", process="children") == 5
+    assert value(samples, "longreach:gpu_memory_reserved_bytes") == 3
+    assert value(samples, "longreach:engine_steps_total") == 4
+    assert value(samples, "longreach:engine_step_seconds_total") == 0.5
+    assert value(samples, "longreach:engine_restarts_total") == 0
+
+
 def test_vllms_dashboard_finds_all_that_it_asks_for(server: LiveServer) -> None:
     server.complete()
     samples = scrape(server)
@@ -145,15 +205,26 @@ def test_vllms_dashboard_finds_all_that_it_asks_for(server: LiveServer) -> None:
 def test_our_dashboard_asks_for_what_there_is(server: LiveServer) -> None:
     server.complete()
     assert not any("kv_disk" in name for name in scrape(server)), "there is no disk"
-    server.engine.stats = msgspec.structs.replace(server.engine.stats, disk=DiskStats(bytes=5, damaged=2))
+    server.engine.stats = msgspec.structs.replace(
+        server.engine.stats, disk=DiskStats(bytes=5, damaged=2), memory=EngineMemory(resident=7, reserved=3)
+    )
     samples = scrape(server)
     assert value(samples, "longreach:kv_disk_bytes") == 5
     assert value(samples, "longreach:kv_disk_damaged_total") == 2
     dashboard = json.loads(DASHBOARD.read_text())
     texts = [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", [])]
+    groups = yaml.safe_load((FILES / "alerts.yaml").read_text())["groups"]
+    texts += [rule["expr"] for group in groups for rule in group["rules"]]
     asked = set(re.findall(r"(?:vllm|longreach):\w+|process_\w+", " ".join(texts)))
-    assert len(asked) > 15
+    assert len(asked) > 30
+    assert {f"longreach:{name}" for name in ("ready", "oldest_waiting_seconds", "engine_restarts_total")} <= asked
+    # Words of a label that are matched are those that the label has.
+    kinds = {word for text in texts for words in re.findall(r'path[=!]~"([^"]+)"', text) for word in words.split("|")}
+    assert kinds <= set(PATH_CLASSES)
     assert not asked - samples.keys()
+    row = [panel for panel in dashboard["panels"] if panel["gridPos"]["y"] == 0]
+    assert {panel["type"] for panel in row} == {"stat"}
+    assert sum(panel["gridPos"]["w"] for panel in row) == 24
     panels = [panel["gridPos"] for panel in dashboard["panels"]]
     for a, b in itertools.combinations(panels, 2):
         apart = (

@@ -12,6 +12,7 @@ from longreach.bench import load_report
 from longreach.bench.fit import power_law
 from longreach.bench.goodput import Objective
 from longreach.bench.load import Load
+from longreach.bench.load_plot import draw, rows_of
 from longreach.bench.loadtest import Subject, run
 from longreach.bench.monitor import is_local
 from longreach.bench.stream import Timing
@@ -146,14 +147,80 @@ def test_the_report_says_what_was_measured() -> None:
     with server() as (url, _):
         result = measured(url, machine="a test's stub")
     for row in result["policies"][0]["rows"]:  # as a quadratic server would have it
-        row["ttft_s"] = dict.fromkeys(row["ttft_s"], row["prompt_tokens"] ** 2 / 1e6)
+        row["ttft_s"] = dict.fromkeys(row["ttft_s"], row["prompt_tokens"] ** 2 / 1e6) | {"count": row["requests"]}
     result["policies"][0]["recall"] = [{"prompt_tokens": 200, "prompts": 3, "exact": 0.67}]
     text = load_report.table(result)
-    assert "dense: TTFT grows as N^2.00 from 100 to 200 tokens." in text
-    assert "| 100 | cold | 1 | 0.010 / 0.010 / 0.010 |" in text
+    assert "dense: no exponent: it needs 4 lengths, the longest 8 times the shortest, and 3 cold prompts" in text
+    assert "| 100 | cold | 1 | 0.010 / - / - |" in text  # of two
     assert "| 200 | 100 cached | 2 | 0.040 / 0.040 / 0.040 |" in text
     assert "| dense: recall of one fact, 3 prompts |  | 0.67 |" in text
     assert "a test's stub" in text
+
+
+def row(length: int, concurrency: int = 1, count: int = 3, prefix: str = "cold") -> dict[str, Any]:
+    """A row as a quadratic server would have it."""
+    times = dict.fromkeys(("p50", "p90", "p99", "mean"), length**2 / 1e8) | {"count": count}
+    return {
+        "prompt_tokens": length,
+        "prefix": prefix,
+        "concurrency": concurrency,
+        "max_tokens": 4,
+        "requests": count,
+        "ttft_s": times,
+        "itl_s": times,
+        "e2e_s": times,
+        "gpu_memory_gib": None,
+        "kv_cache_usage": 0.5,
+    }
+
+
+@pytest.mark.parametrize(
+    ("lengths", "count", "fits"),
+    [
+        ((1024, 2048, 4096, 8192), 3, True),
+        ((1024, 2048, 8192), 3, False),
+        ((1024, 1100, 1200, 1300), 3, False),
+        ((1024, 2048, 4096, 8192), 2, False),
+    ],
+)
+def test_an_exponent_needs_enough_points(lengths: tuple[int, ...], count: int, fits: bool) -> None:
+    policy = {"name": "dense", "rows": [row(length, count=count) for length in lengths]}
+    law = load_report.growth(policy)
+    assert (law is not None) == fits
+    assert law is None or law.exponent == pytest.approx(2)
+    policy["rows"][1]["ttft_s"] = dict(policy["rows"][1]["ttft_s"], p50=1.0)  # one point far from all others
+    assert load_report.growth(policy) is None
+
+
+@pytest.mark.parametrize("panels", range(1, 8))
+def test_the_picture_has_no_holes(panels: int) -> None:
+    rows = rows_of(panels)
+    assert sum(rows) == panels
+    assert max(rows) <= 4
+    assert max(rows) - min(rows) <= 1
+
+
+def test_the_picture_shows_every_concurrency_and_bands_of_enough_samples(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pyplot = pytest.importorskip("matplotlib.pyplot", reason="needs the extra `bench`")
+    rows = [row(length, concurrency) for concurrency in (1, 4) for length in (1024, 2048, 4096, 8192)]
+    rows += [row(length, 2, count=2) for length in (1024, 2048)]
+    rows += [row(length, 4, prefix="cached") for length in (1024, 2048)]
+    where = {"device": "a stub", "date": "today"}
+    policy = {"name": "dense", "rows": rows, "arrivals": []}
+    figures: list[Any] = []
+    monkeypatch.setattr(pyplot, "close", figures.append)
+    draw({"environment": where, "model": {"name": "m"}, "policies": [policy]}, tmp_path / "here.png")
+    [figure] = figures
+    axes = figure.axes
+    assert len(axes) == 3
+    ttft = [text.get_text() for text in axes[0].get_legend().get_texts()]
+    assert ttft == [
+        *("dense, 1 at once, N^2.00", "dense, 2 at once", "dense, 4 at once"),
+        "dense, 4 at once, prefix cached",
+    ]
+    assert [sum(path.vertices.size > 0 for path in band.get_paths()) for band in axes[0].collections] == [1, 0, 1]
 
 
 @pytest.mark.parametrize(

@@ -220,6 +220,8 @@ def test_stats_and_the_wait_before_the_first_step_are_told(model_dir: Path) -> N
     assert {update.waited for update in updates["second"]} == {second}
     assert (engine.stats.running, engine.stats.waiting) == (0, 0)
     assert engine.stats.free_pages + engine.stats.cached_pages == engine.stats.pages
+    # Every look at this clock is a second: a step has at least one between its begin and its end.
+    assert engine.stats.step_seconds >= engine.stats.steps >= 8
 
 
 def test_pairs_of_queries_and_keys_are_counted_layer_by_layer(model_dir: Path) -> None:

@@ -124,6 +124,7 @@ class MeteredEngine(EngineProtocol):
         sent = self._clock()
         line = Timeline(len(request.prompt), request.max_tokens, sent if arrived is None else arrived, sent)
         reason = "error"
+        self._metrics.sent(line)
         try:
             async with contextlib.aclosing(self._engine.generate(request)) as updates:
                 async for update in updates:

@@ -39,7 +39,7 @@ from longreach.engine.errors import EngineDeadError
 from longreach.engine.messages import Sampling, Started
 from longreach.engine.stats import Stats
 from longreach.errors import ModelNotFoundError, UnavailableError
-from longreach.metrics import Metrics
+from longreach.metrics import Metrics, ServerState
 from longreach.text.end_tokens import end_token_ids
 from longreach.text.tokenizer import Tokenizer
 from longreach.util.shared_bytes import SharedBytes
@@ -88,7 +88,7 @@ class Service:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.keys = ApiKeys.of(settings)
-        self.metrics = Metrics(settings.name, self._look, self._count_documents)
+        self.metrics = Metrics(settings.name, self._look, self._count_documents, self._state)
         self.bodies = SharedBytes(settings.max_total_body_bytes)  # of all open requests
         self.created = int(time.time())
         self.died = asyncio.Event()
@@ -182,6 +182,7 @@ class Service:
         assert self._engine is not None
         await self._engine.stop()
         self._adopt(await start_engine(self._engine_config))
+        self.metrics.engine_restarted()
         self.document_reader.start()
 
     def _adopt(self, engine: StartedEngine) -> None:
@@ -335,6 +336,10 @@ class Service:
     def _look(self) -> tuple[Started, Stats] | None:
         """What the engine says of itself, if there is one and it lives."""
         return (self._engine.info, self._engine.stats) if self._engine is not None and self._engine.alive else None
+
+    def _state(self) -> ServerState:
+        """How the server stands."""
+        return ServerState(self.phase is Phase.READY, self._open_requests, self.unread_tokens)
 
     def _count_documents(self) -> DocumentCounts | None:
         """What is kept of documents, if they are."""

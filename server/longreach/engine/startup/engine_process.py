@@ -8,6 +8,7 @@ The process ends when its socket closes, and the kernel ends it if its parent di
 
 from __future__ import annotations
 
+import itertools
 import logging
 import queue
 import socket
@@ -41,6 +42,7 @@ from longreach.engine.messages import (
 )
 from longreach.engine.requests.request import Constraint
 from longreach.engine.sampling.grammar_threads import Preparation, Prepared
+from longreach.engine.startup.engine_memory import engine_memory
 from longreach.engine.startup.phases import Phases, in_words, process_seconds
 from longreach.util.child_process import EXIT_DEVICE_LOST, belong_to_parent, end
 from longreach.util.log_lines import configure_logging
@@ -50,6 +52,8 @@ Inbox = queue.SimpleQueue[ToEngine | Prepared | None]
 StartGrammar = Callable[[str], Constraint]
 
 logger = logging.getLogger(__name__)
+
+_BEATS_A_LOOK = 20  # a process of hundreds of threads takes milliseconds to look through
 
 
 def main() -> None:
@@ -185,8 +189,10 @@ def _write(connection: socket.socket, outbox: queue.SimpleQueue[FromEngine]) -> 
 
 
 def _beat(engine: Engine, outbox: queue.SimpleQueue[FromEngine]) -> None:
-    while True:
-        outbox.put(Heartbeat(engine.step_seconds, engine.stats))
+    for beat in itertools.count():
+        if beat % _BEATS_A_LOOK == 0:
+            memory = engine_memory()
+        outbox.put(Heartbeat(engine.step_seconds, msgspec.structs.replace(engine.stats, memory=memory)))
         time.sleep(HEARTBEAT_SECONDS)
 
 
