@@ -1,6 +1,7 @@
 /** The chooser of attention policies, with a picture of what each computes. Absent where the server has no policies. */
 
 import { drawMask } from "./mask.js";
+import { nameOf, plain, sentenceOf, targetsOf } from "./policies.js";
 import { getJson } from "./server.js";
 import { byId, count, debounced, element, percent, tell } from "./words.js";
 
@@ -26,9 +27,8 @@ export class AttentionPanel extends EventTarget {
       if (error.status === 404) return;
       throw error;
     }
-    byId("policy").replaceChildren(...this.policies.map(({ policy }) => element("option", { value: policy }, policy.replaceAll("_", " "))));
+    byId("policy").replaceChildren(...this.policies.map(({ policy }) => element("option", { value: policy }, policy === "dense" ? "dense: exact" : nameOf(policy))));
     byId("attention").hidden = false;
-    document.documentElement.classList.add("has-attention");
     byId("policy").value = this.#servers().policy;
     this.#choose();
   }
@@ -36,8 +36,13 @@ export class AttentionPanel extends EventTarget {
   /** The request's `attention`: the policy with its parameters, or null for the server's own choice. */
   get chosen() {
     if (!this.policies.length) return null;
-    const parameters = [...byId("parameters").querySelectorAll("input, select")].map((input) => [input.name, valueOf(input)]);
+    const parameters = [...byId("parameters").querySelectorAll("[data-type]:not(:disabled)")].map((input) => [input.name, valueOf(input)]);
     return Object.fromEntries([["policy", byId("policy").value], ...parameters.filter(([, value]) => value !== null)]);
+  }
+
+  /** Whether nothing is left out, as far as the page knows. */
+  get isExact() {
+    return !this.chosen || this.chosen.policy === "dense";
   }
 
   /** The chosen policy in a few words. */
@@ -63,10 +68,38 @@ export class AttentionPanel extends EventTarget {
   #choose() {
     const policy = this.policies.find((one) => one.policy === byId("policy").value);
     const given = this.#servers().policy === policy.policy ? this.#servers().values : [];
-    byId("policy-description").textContent = policy.description;
-    byId("parameters").replaceChildren(...Object.entries(policy.parameters).map(([name, about], i) => this.#field(name, about, given[i] ?? about.default)));
+    byId("policy-description").textContent = sentenceOf(policy);
+    byId("policy-source").textContent = plain(policy.description);
+    const fields = Object.entries(policy.parameters).map(([name, about], i) => [name, this.#field(name, about, given[i] ?? about.default)]);
+    const targets = targetsOf(policy);
+    const others = fields.filter(([name]) => !targets.includes(name)).map(([, field]) => field);
+    byId("parameters").replaceChildren(...(targets.length ? [this.#targets(fields.filter(([name]) => targets.includes(name)))] : []), ...others);
+    this.#changed();
+  }
+
+  #changed() {
+    byId("attention-words").textContent = this.isExact ? "exact" : this.words;
     this.draw();
     this.dispatchEvent(new Event("change"));
+  }
+
+  /** Fields of which only one has a value. */
+  #targets(fields) {
+    const choose = (chosen) => {
+      for (const [name, field] of fields) field.querySelector("[data-type]").disabled = name !== chosen;
+      this.#changed();
+    };
+    const isGiven = ([, field]) => field.querySelector("[data-type]").value !== "";
+    const [first] = fields.find(isGiven) ?? fields[0];
+    const choices = fields.map(([name, field]) => {
+      const radio = element("input", { type: "radio", name: "target", value: name, checked: name === first, "aria-label": `by ${name}` });
+      radio.addEventListener("change", () => choose(name));
+      field.querySelector("[data-type]").disabled = name !== first;
+      field.prepend(radio);
+      field.classList.add("target");
+      return field;
+    });
+    return element("fieldset", {}, element("legend", {}, "How much is read: one of"), ...choices);
   }
 
   #field(name, about, given) {
@@ -77,7 +110,7 @@ export class AttentionPanel extends EventTarget {
     const input = element(kind, {
       id,
       name,
-      type: isSwitch ? "checkbox" : isNumber ? "number" : "text",
+      type: about.values ? null : isSwitch ? "checkbox" : isNumber ? "number" : "text",
       "data-type": about.type,
       step: isNumber ? (about.type === "integer" ? 1 : "any") : null,
       min: isNumber ? about.minimum : null,
@@ -87,12 +120,9 @@ export class AttentionPanel extends EventTarget {
       placeholder: given === null ? "not set" : null,
       "aria-describedby": `${id}-about`,
     }, ...(about.values ?? []).map((value) => element("option", { selected: value === given }, value)));
-    input.addEventListener("input", () => {
-      this.draw();
-      this.dispatchEvent(new Event("change"));
-    });
+    input.addEventListener("input", () => this.#changed());
     const label = element("label", { for: id }, name.replaceAll("_", " "));
-    return element("div", { class: "parameter" }, label, input, element("p", { id: `${id}-about`, class: "muted" }, about.description));
+    return element("div", { class: "parameter" }, label, input, element("p", { id: `${id}-about`, class: "muted" }, plain(about.description)));
   }
 
   async #draw() {
@@ -112,7 +142,7 @@ export class AttentionPanel extends EventTarget {
       // A policy that depends on the text has no picture, and nothing is wrong with it.
       const hasNoPicture = error.details?.param === "policy";
       byId("attention-error").classList.toggle("error", !hasNoPicture);
-      tell(byId("attention-error"), hasNoPicture ? error.message.replace(/^`policy`: /, "") : error.message);
+      tell(byId("attention-error"), hasNoPicture ? error.message.replace(/^`policy`: /, "").replaceAll("`", "") : error.message);
     }
   }
 

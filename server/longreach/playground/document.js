@@ -1,25 +1,32 @@
-/** The document's part of the page: choosing, dropping, pasting, the preview, and the gauge of the context. */
+/** The document's part of the page: the preview, and the gauge of the context. `arriving.js` has how a document comes. */
 
 import { Book } from "./book.js";
 import { exampleText } from "./example.js";
 import { countTokens } from "./tokens.js";
 import { announce, byId, count, debounced, tell } from "./words.js";
 
-const QUESTION_CHARACTERS = 4000; // what is longer and pasted as a question is a document
 const COUNT_AFTER_MS = 150;
+const USUAL_CHARACTERS = 3.2; // of a token, in English; a model with much less needs a word
+const EXAMPLE = "The log of the light at Hollin Point";
+const ABOUT = 0.03; // what an estimate may be wrong by: the server judges what is that near
 const CUT_MARGIN = 0.97; // tokens are not spread evenly over a text
 
 export class DocumentPanel extends EventTarget {
-  /** Fires `change` when another document is there, `counted` when its tokens are known, and `keep` when the server is to keep it. */
+  /** Fires `change` when another document is there, `counted` when its tokens are known, `gauged` when that may have changed whether it
+   * fits, and `keep` when the server is to keep it. `reserve()` is how many tokens question and answer need. */
   constructor(reserve) {
     super();
     this.book = null;
     this.tokens = null; // { count, exact, withQuestion }
     this.limit = null;
-    this.isExample = false;
+    this.over = 0; // tokens that are too many
     this.reserve = reserve;
     this.count = debounced(() => this.#count(), COUNT_AFTER_MS);
     this.#listen();
+  }
+
+  get isExample() {
+    return this.book?.name === EXAMPLE;
   }
 
   get text() {
@@ -52,9 +59,8 @@ export class DocumentPanel extends EventTarget {
     this.drawGauge();
   }
 
-  open(book, isExample = false) {
+  open(book) {
     this.book = book;
-    this.isExample = isExample;
     this.tokens = null;
     tell(byId("document-error"), null);
     byId("drop").hidden = book !== null;
@@ -65,6 +71,7 @@ export class DocumentPanel extends EventTarget {
       byId("book-beginning").textContent = book.beginning;
       byId("book-end").textContent = book.end;
       byId("pages").hidden = !book.text;
+      tell(byId("skipped"), book.skipped);
       this.#showKept();
       this.count();
     }
@@ -81,7 +88,9 @@ export class DocumentPanel extends EventTarget {
   }
 
   drawGauge() {
-    const { book, tokens, limit } = this;
+    this.#judge();
+    this.dispatchEvent(new Event("gauged"));
+    const { book, tokens, limit, over } = this;
     if (!book) return;
     const about = tokens?.exact === false ? "about " : "";
     const size = book.text ? [`${count(book.text.length)} characters`] : [];
@@ -93,8 +102,6 @@ export class DocumentPanel extends EventTarget {
       byId("cut").hidden = true;
       return;
     }
-    const room = limit - this.reserve();
-    const over = tokens.count - room;
     const share = tokens.count / limit;
     byId("gauge-fill").style.width = `${Math.min(share, 1) * 100}%`;
     byId("gauge").classList.toggle("over", over > 0);
@@ -103,8 +110,28 @@ export class DocumentPanel extends EventTarget {
     byId("gauge-words").textContent = over > 0
       ? `${about}${count(over)} tokens too long: the model reads ${count(limit)}, with question and answer.`
       : `${Math.max(Math.round(share * 100), 1)}% of the ${count(limit)} tokens that the model reads at once`;
+    const each = book.text && !tokens.withQuestion ? book.text.length / tokens.count : Infinity;
+    tell(byId("token-length"), each < USUAL_CHARACTERS ? `This model\u2019s tokens are short: ${each.toFixed(1)} characters each here, where 4 are usual.` : null);
     byId("gauge").setAttribute("aria-valuetext", byId("gauge-words").textContent);
     byId("cut").hidden = over <= 0 || !book.text;
+  }
+
+  /** How many tokens are too many, if any. */
+  #judge() {
+    const { tokens, limit } = this;
+    const over = tokens && limit ? tokens.count + this.reserve() - limit : 0;
+    this.over = tokens && (over > 0) && (tokens.exact || over > ABOUT * limit) ? over : 0;
+  }
+
+  /** Cut the end of the document off, so that it fits. */
+  cut() {
+    this.open(this.book.cut(((this.limit - this.reserve()) / this.tokens.count) * CUT_MARGIN));
+    byId("question").focus();
+  }
+
+  openExample() {
+    this.open(new Book(EXAMPLE, exampleText()));
+    byId("question").focus();
   }
 
   async #count() {
@@ -124,82 +151,13 @@ export class DocumentPanel extends EventTarget {
     }
   }
 
-  async #read(file) {
-    try {
-      const book = await Book.fromFile(file);
-      if (!book.text.trim()) throw new Error(`${file.name} is empty.`);
-      this.open(book);
-    } catch (error) {
-      tell(byId("document-error"), error.message);
-    }
-  }
-
-  #pasted(text) {
-    if (text.trim()) this.open(new Book("Pasted text", text));
-    else tell(byId("document-error"), "There is no text to paste.");
-  }
-
   #listen() {
-    const file = byId("file");
-    file.addEventListener("change", () => {
-      if (file.files[0]) this.#read(file.files[0]);
-      file.value = ""; // the same file may be chosen again after it has changed
-    });
-    byId("choose").addEventListener("click", () => file.click());
-    byId("replace").addEventListener("click", () => file.click());
     byId("keep").addEventListener("click", () => this.dispatchEvent(new Event("keep")));
     byId("remove").addEventListener("click", () => {
       this.open(null);
       byId("example").focus();
     });
-    byId("example").addEventListener("click", () => {
-      this.open(new Book("The log of the light at Hollin Point", exampleText()), true);
-      byId("question").focus();
-    });
-    byId("cut").addEventListener("click", () => {
-      this.open(this.book.cut(((this.limit - this.reserve()) / this.tokens.count) * CUT_MARGIN));
-      byId("question").focus();
-    });
-    this.#listenToPaste();
-    this.#listenToDrops();
-  }
-
-  #listenToPaste() {
-    const paste = byId("paste");
-    paste.hidden = !navigator.clipboard?.readText;
-    paste.addEventListener("click", async () => {
-      try {
-        this.#pasted(await navigator.clipboard.readText());
-      } catch {
-        tell(byId("document-error"), "The browser did not allow reading the clipboard. Press Ctrl+V instead.");
-      }
-    });
-    document.addEventListener("paste", (event) => {
-      const text = event.clipboardData?.getData("text/plain") ?? "";
-      const [pasted] = event.clipboardData?.files ?? [];
-      const isField = event.target.matches?.("input, textarea, select");
-      if (isField && text.length <= QUESTION_CHARACTERS) return;
-      event.preventDefault();
-      if (pasted && !text) this.#read(pasted);
-      else this.#pasted(text);
-    });
-  }
-
-  #listenToDrops() {
-    const root = document.documentElement;
-    document.addEventListener("dragover", (event) => {
-      event.preventDefault();
-      root.classList.add("dragging");
-    });
-    document.addEventListener("dragleave", (event) => {
-      if (!event.relatedTarget) root.classList.remove("dragging");
-    });
-    document.addEventListener("drop", (event) => {
-      event.preventDefault();
-      root.classList.remove("dragging");
-      const [file] = event.dataTransfer.files;
-      if (file) this.#read(file);
-      else this.#pasted(event.dataTransfer.getData("text/plain"));
-    });
+    byId("example").addEventListener("click", () => this.openExample());
+    byId("cut").addEventListener("click", () => this.cut());
   }
 }

@@ -76,7 +76,7 @@ export class NeedlePanel {
       const characters = (cell.length - MARGIN_TOKENS) * charactersPerToken * SHARE;
       const hidden = haystack(characters, cell.depth, draw);
       map.begin(cell);
-      const options = { ...context.options, temperature: 0, maxTokens: ANSWER_TOKENS, places: false };
+      const options = { form: context.options.form, temperature: 0, maxTokens: ANSWER_TOKENS };
       const { path, body } = requestFor({ ...context, ...hidden, options });
       const started = performance.now();
       let answer = "";

@@ -1,14 +1,17 @@
 /** Requests: a document, a question and options become a path and a body. */
 
 /**
- * The request that puts `question` to `model` after `text`. The document always comes first, so that the next question about it
- * finds it in the prefix cache. `document` is the id of one that the server keeps, in place of `text`. `turns` are earlier questions
- * and answers, oldest first; `attention` a policy or null.
+ * The request that puts `question` to `model` after `text`. The document always comes before the question, so that the next question about
+ * it finds it in the prefix cache. `document` is the id of one that the server keeps, in place of `text`. `turns` are earlier questions
+ * and answers, oldest first; `attention` a policy or null. `message` is the number of the message that has the text.
  */
 export function requestFor({ model, text, document = null, question, turns = [], options, attention = null }) {
+  const { system = "", stop = [], temperature = null, topP = null } = options;
   const shared = {
     model,
-    ...(options.temperature === null ? {} : { temperature: options.temperature }),
+    ...(temperature === null ? {} : { temperature }),
+    ...(topP === null ? {} : { top_p: topP }),
+    ...(stop.length ? { stop } : {}),
     stream: true,
     stream_options: { include_usage: true, continuous_usage_stats: true },
     return_progress: true,
@@ -18,7 +21,7 @@ export function requestFor({ model, text, document = null, question, turns = [],
   };
   if (options.form === "plain") {
     const prompt = `${text}${text || document ? "\n" : ""}${question}\nAnswer:`;
-    return { path: "v1/completions", body: { ...shared, prompt, max_tokens: options.maxTokens } };
+    return { path: "v1/completions", body: { ...shared, prompt, max_tokens: options.maxTokens }, message: 0 };
   }
   const questions = [...turns.map((turn) => turn.question), question];
   const messages = questions.flatMap((asked, i) => {
@@ -26,7 +29,9 @@ export function requestFor({ model, text, document = null, question, turns = [],
     const user = { role: "user", content };
     return i < turns.length ? [user, { role: "assistant", content: turns[i].answer }] : [user];
   });
-  return { path: "v1/chat/completions", body: { ...shared, messages, max_completion_tokens: options.maxTokens } };
+  if (system) messages.unshift({ role: "system", content: system });
+  const body = { ...shared, messages, max_completion_tokens: options.maxTokens };
+  return { path: "v1/chat/completions", body, message: system ? 1 : 0 };
 }
 
 /** The text and the reasoning that a chunk of either endpoint adds. */

@@ -56,6 +56,11 @@ export function postText(path, text, onProgress) {
   });
 }
 
+/** Send bytes of a media type; the parsed answer. */
+export async function postBytes(path, bytes, type, signal) {
+  return (await call(path, { method: "POST", headers: { "content-type": type }, body: bytes, signal })).json();
+}
+
 /** Send a body as JSON, with more `headers`; the response, if it is none of a refusal. */
 export function post(path, body, signal, more = {}) {
   const headers = { "content-type": "application/json", ...more };

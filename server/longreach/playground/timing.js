@@ -34,6 +34,11 @@ export class Timing {
     const sorted = this.gaps.sort((a, b) => a - b);
     return sorted.length ? sorted[Math.floor(sorted.length / 2)] : null;
   }
+
+  /** The longest of the gaps, or null without any. */
+  get longestGap() {
+    return this.gaps.reduce((longest, gap) => Math.max(longest ?? 0, gap), null);
+  }
 }
 
 const now = () => performance.now() / 1000;

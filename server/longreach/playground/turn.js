@@ -1,217 +1,209 @@
 /** One question on the page: how far the document has been read, the answer as it comes, and what it took. */
 
+import { Answer } from "./answer.js";
+import { copyBy } from "./clipboard.js";
 import { postEvents } from "./events.js";
+import { attentionWords, figuresOf, firstLine } from "./figures.js";
 import { Places } from "./places.js";
 import { pieceOf } from "./prompt.js";
+import { quoteLine, quotesOf } from "./quotes.js";
+import { Reading } from "./reading.js";
 import { Refusal } from "./server.js";
 import { Sparkline } from "./sparkline.js";
 import { Timing } from "./timing.js";
-import { announce, count, duration, element, percent } from "./words.js";
+import { announce, count, duration, element, tell } from "./words.js";
 
-const TICK_MS = 250;
-const CONTEXT_CHARACTERS = 70;
-const SHORTEST_QUOTE = 3;
-const LONGEST_QUOTE = 200;
-const MOST_QUOTES = 4;
+const ANNOUNCED = 400;
+const DRAW_MS = 250; // figures change with each token, and are read by people
+const NOT_STATED = "Not stated.";
 
-export class Turn {
-  constructor(question, about) {
-    this.question = question;
-    this.answer = "";
+export class Turn extends EventTarget {
+  /**
+   * `about` says what the question is about, and `epoch` which turns belong together. `isDemonstration`: the embedded model answers.
+   * Fires `grown` when there is more to see, `edit` and `again` when the reader wants to ask otherwise, or once more.
+   */
+  constructor({ question, about, epoch, isDemonstration = false }) {
+    super();
+    Object.assign(this, { question, about, epoch, isDemonstration });
+    this.reasoning = "";
     this.usage = null;
     this.finished = false;
-    this.progress = null;
-    this.announced = 0;
+    this.notes = [];
+    this.quotes = [];
+    this.first = "";
+    this.figures = [];
+    this.#build();
+  }
 
-    this.fill = element("div", { class: "bar-fill" });
-    this.cachedFill = element("div", { class: "bar-cached" });
-    this.bar = element("div", { class: "bar", role: "progressbar", "aria-label": "Document read", "aria-valuemin": 0, "aria-valuemax": 100 },
-      this.cachedFill, this.fill);
-    this.readWords = element("p", { class: "small muted reading-words" }, "Sending\u2026");
-    this.reasoning = element("p", { class: "reasoning", hidden: true });
-    this.text = element("p", { class: "answer" });
-    this.quotes = element("div", { class: "quotes small" });
-    this.sparkline = new Sparkline("Time between tokens");
-    this.figures = element("dl", { class: "figures", hidden: true });
-    this.left = element("p", { class: "small muted left-out", hidden: true });
-    this.error = element("p", { class: "error", role: "alert", hidden: true });
-    this.node = element("article", { class: "turn" },
-      element("h3", {}, question), element("p", { class: "small muted about" }, about), this.bar, this.readWords, this.reasoning,
-      this.text, this.quotes, this.error, this.figures, this.left);
+  /** The turn that `data` was; its document's text is there to show places with. */
+  static from(data, documentText = "") {
+    const turn = new Turn(data);
+    turn.#restore(data, documentText);
+    return turn;
+  }
+
+  /** What is kept of it: plain data. */
+  get data() {
+    const { question, about, epoch, isDemonstration, answer, reasoning, usage, finished, notes, first, figures, quotes, message } = this;
+    return { question, about, epoch, isDemonstration, answer, reasoning, usage, finished, notes, first, figures, quotes, message, error: this.error.textContent };
+  }
+
+  get answer() {
+    return this.text.source;
   }
 
   /** Send the request and show what comes, until its end. Throws nothing: what goes wrong is shown. */
-  async run({ path, body }, documentText, signal) {
+  async run({ path, body, message }, documentText, signal) {
+    this.message = message;
     this.timing = new Timing();
     this.node.setAttribute("aria-busy", "true");
-    const ticking = setInterval(() => this.#tick(), TICK_MS);
+    this.reading.begin();
     try {
       for await (const chunk of postEvents(path, body, signal)) this.#take(chunk);
       this.finished = true;
-      announce(`Answer: ${this.answer.slice(0, LONGEST_QUOTE * 2)}`);
+      announce(`Answer: ${this.answer.slice(0, ANNOUNCED)}`);
     } catch (error) {
       if (error.name === "AbortError") this.#note("Stopped.");
       else this.#fail(error);
     } finally {
-      clearInterval(ticking);
       this.node.removeAttribute("aria-busy");
       this.#end(documentText);
     }
   }
 
-  /** Whether the document has been read and the answer has begun. */
-  get reading() {
-    return this.timing.firstToken === null;
+  #build() {
+    this.reading = new Reading();
+    this.thoughts = element("p", { class: "reasoning" });
+    this.thinkingWords = element("summary", {}, "Thinking\u2026");
+    this.thinking = element("details", { class: "thinking", hidden: true }, this.thinkingWords, this.thoughts);
+    const answer = element("div", { class: "answer" });
+    this.text = new Answer(answer);
+    this.noted = element("p", { class: "note", hidden: true });
+    this.error = element("p", { class: "error", role: "alert", hidden: true });
+    this.quoted = element("div", { class: "quotes small" });
+    this.firstWords = element("span", { class: "first" });
+    this.list = element("dl", { class: "figures" });
+    this.sparkline = new Sparkline("Time between tokens");
+    this.left = element("p", { class: "small muted left-out", hidden: true });
+    this.details = element("details", { class: "took small muted", hidden: true }, element("summary", {}, this.firstWords), this.list, this.left);
+    this.copy = element("button", { type: "button", class: "quiet copy-answer" }, "Copy");
+    this.copy.addEventListener("click", () => copyBy(this.copy, this.answer));
+    this.again = this.#button("Regenerate", "again");
+    this.actions = element("div", { class: "row turn-actions", hidden: true }, this.copy, this.again);
+    this.edit = this.#button("Edit", "edit");
+    this.asked = element("div", { class: "asked" }, element("h3", {}, this.question), this.edit);
+    this.node = element("article", { class: "turn" },
+      element("p", { class: "small muted about" }, this.about),
+      this.asked,
+      this.reading.node, this.thinking, answer, this.noted, this.error, this.quoted, this.actions, this.details);
+  }
+
+  #button(words, event) {
+    const button = element("button", { type: "button", class: `quiet ${event}` }, words);
+    button.addEventListener("click", () => this.dispatchEvent(new Event(event)));
+    return button;
   }
 
   #take(chunk) {
-    if (chunk.prompt_progress) this.#read(chunk.prompt_progress);
+    if (chunk.prompt_progress) this.reading.read(chunk.prompt_progress);
     if (chunk.usage) this.usage = chunk.usage;
     const { text, reasoning } = pieceOf(chunk);
-    const finish = chunk.choices?.[0]?.finish_reason;
-    if (finish) this.finishReason = finish;
-    if (reasoning) {
-      this.reasoning.hidden = false;
-      this.reasoning.append(reasoning);
-    }
-    if (text) {
-      this.answer += text;
-      this.text.append(this.answer === text ? text.trimStart() : text);
-    }
-    if (text || reasoning) {
-      this.timing.arrived(chunk.usage?.completion_tokens ?? this.timing.tokens + 1);
-      this.#draw();
-    }
+    this.finishReason = chunk.choices?.[0]?.finish_reason ?? this.finishReason;
+    if (!text && !reasoning) return;
+    this.timing.arrived(chunk.usage?.completion_tokens ?? this.timing.tokens + 1);
+    if (reasoning) this.#think(reasoning);
+    if (text) this.#say(text);
+    if (performance.now() - (this.drawn ?? -Infinity) > DRAW_MS) this.#draw();
   }
 
-  #read({ total, cache, processed, eta_ms: eta }) {
-    this.progress = { total, cache, processed, end: eta === null ? null : performance.now() + eta };
-    const share = total ? processed / total : 0;
-    this.cachedFill.style.width = `${total ? (cache / total) * 100 : 0}%`;
-    this.fill.style.width = `${share * 100}%`;
-    this.bar.setAttribute("aria-valuenow", Math.round(share * 100));
-    const quarter = Math.floor(share * 4);
-    if (quarter > this.announced && quarter < 4) announce(`${quarter * 25} percent of the document read`);
-    this.announced = quarter;
-    this.#tick();
+  #think(reasoning) {
+    this.reasoning += reasoning;
+    this.thoughts.append(reasoning);
+    this.thinking.hidden = false;
+    this.thinkingWords.textContent = `Thinking\u2026 ${count(this.timing.tokens)} tokens`;
+    this.#grown();
   }
 
-  #tick() {
-    if (!this.reading) return;
-    if (!this.progress) {
-      this.readWords.textContent = `Waiting for the server, ${duration((performance.now() / 1000) - this.timing.sent)}`;
-      return;
-    }
-    const { total, cache, processed, end } = this.progress;
-    const words = [`${count(processed)} of ${count(total)} tokens read`];
-    if (cache) words.push(`${count(cache)} of them from the cache`);
-    if (end !== null && processed < total) words.push(`about ${duration(Math.max(end - performance.now(), 0) / 1000)} left`);
-    this.readWords.textContent = words.join(" \u00b7 ");
+  #say(text) {
+    if (this.reasoning && !this.text.source) this.thinkingWords.textContent = `Thought for ${duration((performance.now() / 1000) - this.timing.sent - this.timing.firstToken)}`;
+    this.text.push(text, () => this.#grown());
   }
 
   #draw() {
-    const { firstToken, speed, gaps, medianGap } = this.timing;
-    const cached = this.usage?.prompt_tokens_details?.cached_tokens ?? this.progress?.cache;
-    const figures = [
-      ["First token", duration(firstToken)],
-      ["Speed", speed === null ? "\u2013" : `${speed.toFixed(speed < 10 ? 1 : 0)} tokens/s`],
-      ["Prompt", this.usage ? `${count(this.usage.prompt_tokens)} tokens` : "\u2013"],
-      ["From cache", cached === undefined ? "\u2013" : `${count(cached)} tokens`],
-      ["Answer", `${count(this.timing.tokens)} tokens`],
-      ["Between tokens", medianGap === null ? "\u2013" : duration(medianGap)],
-    ];
-    this.figures.replaceChildren(...figures.map(([name, value]) => element("div", {}, element("dt", {}, name), element("dd", {}, value))));
-    if (gaps.length) {
-      this.figures.lastChild.append(this.sparkline.node);
-      this.sparkline.draw(gaps);
-    }
-    this.figures.hidden = false;
-    this.bar.hidden = true;
-    this.readWords.hidden = true;
+    this.drawn = performance.now();
+    this.reading.done();
+    this.first = firstLine(this.timing, this.usage, this.reading.progress);
+    this.figures = figuresOf(this.timing, this.usage, this.reading.progress);
+    this.#showFigures();
+    const { gaps } = this.timing;
+    if (!gaps.length) return;
+    this.list.lastChild.append(this.sparkline.node);
+    this.sparkline.draw(gaps);
+  }
+
+  #showFigures() {
+    this.firstWords.textContent = this.first;
+    this.list.replaceChildren(...this.figures.map(([name, value]) => element("div", {}, element("dt", {}, name), element("dd", {}, value))));
+    this.details.hidden = !this.first;
   }
 
   #end(documentText) {
-    if (this.timing.firstToken === null && this.finished) this.#note("The answer is empty.");
-    if (this.timing.firstToken !== null) this.#draw();
-    this.bar.classList.toggle("ended", true);
-    if (this.finishReason === "length") this.#note("Cut off at the longest answer that Options allow.");
-    if (this.usage?.places?.length) this.#showPlaces(this.usage.places, documentText);
-    else this.#quoteFrom(documentText);
-    if (this.usage?.attention) this.#showAttention(this.usage.attention);
+    this.text.draw();
+    this.reading.end();
+    if (this.timing.firstToken === null) {
+      if (this.finished) this.#note("The answer is empty.");
+    } else this.#draw();
+    if (this.finishReason === "length") this.#note("Cut off at the longest answer that Settings allow.");
+    if (this.isDemonstration && this.answer.trim() === NOT_STATED) {
+      this.#note("This is the demonstration model\u2019s usual answer. It says nothing about your text.");
+    }
+    if (!this.usage?.places?.length) this.quotes = quotesOf(this.answer, documentText);
+    this.#showEnd(documentText);
+    this.#grown();
+  }
+
+  /** Show what is there once an answer has ended. */
+  #showEnd(documentText) {
+    this.reading.node.hidden = this.reading.node.hidden || this.finished || Boolean(this.error.textContent);
+    this.actions.hidden = false;
+    this.copy.hidden = !this.answer;
+    if (this.usage?.places?.length) {
+      this.quoted.replaceChildren(new Places(this.text.node, this.answer, this.usage.places, documentText, this.message).node);
+    } else this.quoted.replaceChildren(...this.quotes.map(quoteLine));
+    if (this.usage?.attention) tell(this.left, attentionWords(this.usage.attention).join(" \u00b7 "));
   }
 
   #note(words) {
-    this.text.append(element("span", { class: "note" }, ` ${words}`));
+    this.notes.push(words);
+    tell(this.noted, this.notes.join(" "));
     announce(words);
-    if (this.reading) this.readWords.textContent = this.progress ? this.readWords.textContent.replace(/ \u00b7 about .*$/, "") : "";
   }
 
   #fail(error) {
     this.refusal = error;
-    this.error.textContent = error instanceof Refusal ? error.message : `This page failed: ${error.message}`;
-    this.error.hidden = false;
-    this.readWords.hidden = true;
+    tell(this.error, error instanceof Refusal ? error.message : `This page failed: ${error.message}`);
     if (!(error instanceof Refusal)) throw error;
   }
 
-  /** Show where the document says what the answer says, word for word, so that the reader can check it. */
-  #quoteFrom(documentText) {
-    const said = this.answer.trim().replace(/\.$/, "");
-    const parts = place(documentText, said) ? [said] : said.split(/, | and /);
-    const places = parts.map((part) => place(documentText, part));
-    if (parts.length > MOST_QUOTES || places.includes(null)) return;
-    for (const { share, before, words, after } of places) {
-      this.quotes.append(element("p", {}, `At ${percent(share)} of the document: \u201c${before}`, element("mark", {}, words), `${after}\u201d`));
+  #grown() {
+    this.dispatchEvent(new Event("grown"));
+  }
+
+  #restore(data, documentText) {
+    const { answer, reasoning, usage, finished, notes, first, figures, quotes, message, error } = data;
+    Object.assign(this, { reasoning, usage, finished, notes, first, figures, quotes, message });
+    this.text.source = answer;
+    this.text.draw();
+    if (reasoning) {
+      this.thinking.hidden = false;
+      this.thinkingWords.textContent = "Thought";
+      this.thoughts.append(reasoning);
     }
+    tell(this.error, error || null);
+    if (!finished && !error && !notes.length) this.notes = ["Broken off when the page was left."];
+    tell(this.noted, this.notes.join(" "));
+    this.reading.node.hidden = true;
+    this.#showFigures();
+    this.#showEnd(documentText);
   }
-
-  /** Let the reader point at a sentence to see what it attended to. */
-  #showPlaces(found, documentText) {
-    const places = new Places(this.answer.trimStart(), found, documentText);
-    const notes = this.text.querySelectorAll(".note");
-    this.text.replaceChildren(...places.sentences, ...notes);
-    this.quotes.append(places.node);
-  }
-
-  #showAttention(attention) {
-    this.left.textContent = attentionWords(attention).join(" \u00b7 ");
-    this.left.hidden = false;
-  }
-}
-
-/** The first place where `words` stand in a text, with the rest of their line around them, or null. */
-function place(text, words) {
-  if (words.length < SHORTEST_QUOTE || words.length > LONGEST_QUOTE) return null;
-  const found = new RegExp(`(?<![\\p{L}\\p{N}])${escaped(words)}(?![\\p{L}\\p{N}])`, "u").exec(text);
-  if (!found) return null;
-  const end = found.index + words.length;
-  return {
-    share: found.index / text.length,
-    before: text.slice(Math.max(found.index - CONTEXT_CHARACTERS, 0), found.index).split("\n").at(-1),
-    words,
-    after: text.slice(end, end + CONTEXT_CHARACTERS).split("\n")[0],
-  };
-}
-
-// RegExp.escape is too new to be in every browser.
-const escaped = (words) => words.replace(/[$()*+.?[\\\]^{|}\/]/g, "\\$&");
-
-/** What an answer's `usage.attention` says, in words. */
-export function attentionWords(attention) {
-  const words = [`Attention: ${attention.policy}`];
-  if (typeof attention.density === "number") words.push(`${percent(attention.density)} of it computed`);
-  if (typeof attention.tiles_visited === "number") {
-    words.push(`${count(attention.tiles_visited)} tiles visited, ${count(attention.tiles_skipped)} skipped`);
-  }
-  const kept = attention.kept_mass;
-  if (kept) {
-    const sample = kept.queries ? ` (on ${count(kept.queries)} sampled queries)` : "";
-    words.push(`keeps ${percent(kept.mean)} of exact attention\u2019s weight on average, ${percent(kept.p5)} at the 5th percentile, ${percent(kept.min)} at least${sample}`);
-  }
-  const decode = attention.decode;
-  if (decode?.tokens) {
-    const share = decode.keys_visited / (decode.keys_visited + decode.keys_skipped);
-    words.push(`the answer read ${percent(share)} of the keys and missed at most ${percent(decode.missed_mass.mean)} of the weight on average`);
-  }
-  return words;
 }

@@ -24,11 +24,18 @@ def choose(page: Page, content: str | bytes, name: str) -> None:
 def ask(page: Page, question: str) -> Any:
     """Write a question and send it; its turn on the page."""
     expect(page.locator("#ask")).to_be_enabled()
+    count = page.locator(".turn").count()
     page.fill("#question", question)
-    page.press("#question", "Control+Enter")
-    turn = page.locator(".turn").first
+    page.press("#question", "Enter")
+    expect(page.locator(".turn")).to_have_count(count + 1)
+    turn = page.locator(".turn").nth(count)
     expect(turn.locator("h3")).to_have_text(question)
     return turn
+
+
+def unfold(page: Page, part: str) -> None:
+    """Open the settings or the attention."""
+    page.click(f"#{part} > summary")
 
 
 def finished(page: Page) -> None:

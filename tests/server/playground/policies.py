@@ -23,6 +23,7 @@ POLICIES = [
         "description": "Keys chosen by the text.",
         "parameters": {
             "recall": {"type": "number", "minimum": 0.01, "maximum": 1, "default": None, "description": "A share."},
+            "density": {"type": "number", "minimum": 0.01, "maximum": 1, "default": None, "description": "A `share`."},
             "estimator": {
                 "type": "string",
                 "values": ["antidiagonal", "pooled"],

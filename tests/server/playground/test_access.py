@@ -13,7 +13,7 @@ from tests.server.playground.conftest import OpenPage
 pytest.importorskip("playwright.sync_api", reason="playwright is not installed (it is in the dev extra)")
 from playwright.sync_api import expect
 
-from tests.server.playground.pages import ask, finished
+from tests.server.playground.pages import ask, finished, unfold
 
 # Texts whose contrast with what is behind them is below WCAG's AA (4.5 to 1; 3 to 1 for large or disabled ones).
 FAINT = """() => {
@@ -55,12 +55,14 @@ CONTROLS = """() => [...document.querySelectorAll("a[href], button, input, selec
 
 @pytest.mark.parametrize(("theme", "width"), covering(["light", "dark"], [1280, 390], strength=1))
 def test_themes_and_widths(server: LiveServer, open_page: OpenPage, theme: str, width: int) -> None:
-    page = open_page(server.url, theme=theme, width=width, policies=True)
+    page = open_page(server.url, theme=theme, width=width, policies=True, expected=("400",))
     page.click("#example")
     expect(page.locator("#book-size")).to_contain_text("tokens")
     ask(page, "long" * 60)
     finished(page)
-    page.locator("summary").click()
+    unfold(page, "settings")
+    unfold(page, "attention")
+    page.select_option("#policy", "dynamic")
     for other in (False, True):
         if other:
             page.click("#theme")
@@ -77,17 +79,20 @@ def test_themes_and_widths(server: LiveServer, open_page: OpenPage, theme: str, 
 def test_everything_is_reached_and_done_by_keyboard(server: LiveServer, open_page: OpenPage) -> None:
     page = open_page(server.url, policies=True)
     expect(page.locator("#mask-words")).to_contain_text("tokens")
+    unfold(page, "attention")
+    page.locator(".skip").focus()
     press_until(page, "example")
     page.keyboard.press("Enter")
     expect(page.locator("#question")).to_be_focused()
     expect(page.locator("#book-size")).to_contain_text("tokens")
     page.keyboard.type("What is the pass key for the silver lantern?")
     server.engine.hold_prefill = True
-    page.keyboard.press("Control+Enter")
+    page.keyboard.press("Enter")
+    expect(page.locator("#question")).to_have_value("")
     expect(page.locator(".reading-words")).to_contain_text("tokens read")
     page.keyboard.press("Escape")
     finished(page)
-    expect(page.locator(".turn .answer")).to_contain_text("Stopped.")
+    expect(page.locator(".turn .note")).to_have_text("Stopped.")
     eventually(lambda: server.idle)
     wanted = set(page.evaluate(CONTROLS))
     page.locator(".skip").focus()
@@ -100,7 +105,7 @@ def test_everything_is_reached_and_done_by_keyboard(server: LiveServer, open_pag
             assert focused["width"] >= 2, focused
             seen.append(focused["name"])
     assert set(seen) == wanted
-    order = [seen.index(name) for name in ("replace", "question", "ask", "policy", "needle-run")]
+    order = [seen.index(name) for name in ("replace", "policy", "needle-run", "question", "ask")]
     assert order == sorted(order)
 
 

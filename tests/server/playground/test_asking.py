@@ -21,7 +21,7 @@ from tests.server.playground.conftest import OpenPage
 pytest.importorskip("playwright.sync_api", reason="playwright is not installed (it is in the dev extra)")
 from playwright.sync_api import expect
 
-from tests.server.playground.pages import ask, finished, upload
+from tests.server.playground.pages import ask, finished, unfold, upload
 
 TEXT = "The keeper of the lantern walks along the river. The pass key is 4071.\n" * 8
 QUESTION = "What is <b>the</b> pass key?"
@@ -98,7 +98,7 @@ def test_a_conversation_goes_on_and_ends_with_its_document(server: LiveServer, o
     first, second = (request.prompt for request in server.engine.requests)
     assert second[: len(first)] == first
     assert len(second) > len(first)
-    page.locator("summary").click()
+    unfold(page, "settings")
     page.uncheck("#remember")
     ask(page, "first?")
     finished(page)
@@ -120,7 +120,7 @@ def test_a_question_is_stopped_by_a_key_and_by_a_button(server: LiveServer, open
         expect(turn.locator(".reading-words" if reading else ".answer")).to_contain_text("8 of" if reading else "User")
         stop()
         finished(page)
-        expect(turn.locator(".answer")).to_contain_text("Stopped.")
+        expect(turn.locator(".note")).to_have_text("Stopped.")
         eventually(lambda wanted=count: len(server.engine.cancelled) == wanted)
     assert server.idle
 
@@ -165,7 +165,7 @@ def test_what_goes_wrong_is_said_in_words(server: LiveServer, open_page: OpenPag
     expect(turn.get_by_role("alert")).to_contain_text("Try again in 7 s.")
     finished(page)
     server.engine.full = None
-    page.locator("summary").click()
+    unfold(page, "settings")
     page.fill("#max-tokens", "99999")
     turn = ask(page, "long?")
     expect(turn.get_by_role("alert")).to_contain_text("maximum context length is 65536 tokens")
@@ -224,7 +224,7 @@ def test_copies_are_the_request_that_the_page_sends(
     (tmp_path / "my book's.txt").write_text(text, newline="")
     page = open_page(server.url)
     upload(page, text, "my book's.txt")
-    page.locator("summary").click()
+    unfold(page, "settings")
     page.select_option("#form", form)
     page.fill("#max-tokens", "7")
     page.fill("#temperature", "0.5")

@@ -13,7 +13,7 @@ from tests.server.playground.conftest import OpenPage
 pytest.importorskip("playwright.sync_api", reason="playwright is not installed (it is in the dev extra)")
 from playwright.sync_api import expect
 
-from tests.server.playground.pages import ask, finished, upload
+from tests.server.playground.pages import ask, finished, unfold, upload
 
 # How many of the picture's pixels have the colour of what is seen, or of what is skipped, and how many are empty.
 COLOURS = """canvas => {
@@ -39,8 +39,11 @@ STREAM = (
 
 def test_a_policy_shows_its_mask_and_goes_into_requests(server: LiveServer, open_page: OpenPage) -> None:
     page = open_page(server.url, policies=True, expected=("willReadFrequently",))
+    expect(page.locator("#attention > summary")).to_have_text("Attention: exact change")
+    expect(page.locator("#mask")).to_be_hidden()
     expect(page.locator("#mask-words")).to_have_text("Exact. At 32,768 tokens nothing is left out.")
     assert colours(page) == {"seen": 128 * 127 // 2, "other": 128, "skipped": 0, "empty": 128 * 127 // 2}
+    unfold(page, "attention")
     page.select_option("#policy", "window")
     page.get_by_role("spinbutton", name="size").fill("1024")
     expect(page.locator("#mask-words")).to_contain_text("6.11% of what exact attention sees at 32,768 tokens")
@@ -68,6 +71,7 @@ def test_a_policy_shows_its_mask_and_goes_into_requests(server: LiveServer, open
 
 def test_what_a_policy_cannot_be_is_said(server: LiveServer, open_page: OpenPage) -> None:
     page = open_page(server.url, policies=True, expected=("400",))
+    unfold(page, "attention")
     page.select_option("#policy", "window")
     expect(page.locator("#mask-words")).to_contain_text("tiles")
     page.get_by_role("spinbutton", name="size").fill("0")
@@ -80,6 +84,7 @@ def test_what_a_policy_cannot_be_is_said(server: LiveServer, open_page: OpenPage
 
 def test_a_policy_that_depends_on_the_text_has_no_picture(server: LiveServer, open_page: OpenPage) -> None:
     page = open_page(server.url, policies=True, expected=("400",))
+    unfold(page, "attention")
     page.select_option("#policy", "dynamic")
     expect(page.locator("#attention-error")).to_have_text("dynamic chooses by the prompt.")
     expect(page.locator("#attention-error")).not_to_have_class(re.compile("error"))
@@ -93,6 +98,16 @@ def test_a_policy_that_depends_on_the_text_has_no_picture(server: LiveServer, op
         wanted = {"policy": "dynamic", "estimator": estimator} | carried
         assert request.value.post_data_json["attention"] == wanted
         finished(page)
+    expect(page.get_by_label("density", exact=True)).to_be_disabled()
+    page.get_by_role("radio", name="by density").check()
+    expect(page.get_by_label("recall", exact=True)).to_be_disabled()
+    page.get_by_role("spinbutton", name="density").fill("0.2")
+    expect(page.locator("#attention-words")).to_have_text("dynamic, density 0.2, estimator pooled")
+    expect(page.locator("#parameters")).not_to_contain_text("`")
+    page.get_by_role("button", name="Copy as Python").click()
+    expect(page.locator("#copied")).to_contain_text("Copied")
+    program = page.evaluate("() => navigator.clipboard.readText()")
+    assert '"attention": {"policy": "dynamic", "density": 0.2, "estimator": "pooled"}' in program
 
 
 def test_without_policies_there_is_no_chooser(server: LiveServer, open_page: OpenPage) -> None:

@@ -13,7 +13,7 @@ from tests.server.playground.conftest import OpenPage
 pytest.importorskip("playwright.sync_api", reason="playwright is not installed (it is in the dev extra)")
 from playwright.sync_api import Page, expect
 
-from tests.server.playground.pages import ask, finished, upload
+from tests.server.playground.pages import ask, finished, unfold, upload
 from tests.server.playground.test_access import FAINT
 
 BOOK = "The pass key is 4071. " * 40
@@ -93,7 +93,7 @@ def test_a_text_completion_begins_with_the_document(server: LiveServer, open_pag
     keep(server, "a.txt", use="completion")
     page = open_page(server.url)
     page.get_by_role("button", name="Ask about a.txt").click()
-    page.locator("summary").click()
+    unfold(page, "settings")
     page.select_option("#form", "plain")
     with page.expect_request("**/v1/completions") as request:
         ask(page, "Which?")

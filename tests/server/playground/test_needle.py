@@ -14,6 +14,8 @@ from tests.server.playground.conftest import OpenPage
 pytest.importorskip("playwright.sync_api", reason="playwright is not installed (it is in the dev extra)")
 from playwright.sync_api import expect
 
+from tests.server.playground.pages import unfold
+
 LENGTHS = [1024, 4096]
 KEY = re.compile(r"The pass key for the (\w+ \w+) is (\d{5})\.")
 
@@ -32,6 +34,7 @@ def test_cells_say_whether_the_answer_held_the_key(
     server.engine.answer = answer
     page = open_page(server.url)
     expect(page.locator("#needle-lengths")).to_have_text(" 1,024 4,096 16,384 65,536")
+    unfold(page, "attention")
     page.uncheck("#needle-lengths input >> nth=2")
     page.select_option("#needle-depths", "3")
     page.click("#needle-run")
@@ -55,6 +58,7 @@ def test_cells_say_whether_the_answer_held_the_key(
 def test_it_is_stopped_and_runs_again(server: LiveServer, open_page: OpenPage) -> None:
     server.engine.answer = lambda request: [7]
     page = open_page(server.url)
+    unfold(page, "attention")
     for place in (1, 2):
         page.uncheck(f"#needle-lengths input >> nth={place}")
     server.engine.hold_prefill = True

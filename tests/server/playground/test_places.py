@@ -12,7 +12,7 @@ from tests.server.playground.conftest import OpenPage
 pytest.importorskip("playwright.sync_api", reason="playwright is not installed (it is in the dev extra)")
 from playwright.sync_api import expect
 
-from tests.server.playground.pages import ask, finished, upload
+from tests.server.playground.pages import ask, finished, unfold, upload
 
 FIRST = "The owl 🦉 of Hollin sleeps in the tower by day."
 SECOND = "The ferry to the pier leaves at seven each night."
@@ -37,7 +37,7 @@ def test_a_sentence_shows_its_places(server: LiveServer, open_page: OpenPage, to
     finished(page)
     assert not server.engine.requests[-1].places
     expect(turn.locator(".places")).to_have_count(0)
-    page.get_by_text("Options").first.click()
+    unfold(page, "settings")
     page.check("#places")
     turn = ask(page, "What does the owl do?")
     finished(page)
