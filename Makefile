@@ -1,13 +1,16 @@
 # Everything a newcomer types. `make serve` installs the server, the other targets what development needs besides; nothing
 # else has to be installed first.
 PYTHON   ?= python3
-# For every pip install: an index, such as that of torch's CPU wheels (README.md), or --find-links with a folder.
+# For every pip install: an index, or --find-links with a folder.
 PIP_ARGS ?=
+# Where torch comes from: cpu (PyTorch's CPU wheels), pypi (for Linux with CUDA), or auto: cpu on Linux without an NVIDIA
+# driver, unless pip's settings or PIP_ARGS say where to look.
+TORCH    ?= auto
 VENV     := .venv
 BIN      := $(VENV)/bin
 CORE     := $(VENV)/.core
 ALL      := $(VENV)/.installed
-PIP      := $(BIN)/python -m pip install --disable-pip-version-check $(PIP_ARGS) -c requirements.lock
+INSTALL   = $(PYTHON) scripts/install.py --venv $(VENV) --torch $(TORCH)
 
 # What Python compiles is kept: torch and transformers take seven seconds to compile, and the tests start many processes.
 # Many containers set a variable that forbids it.
@@ -26,18 +29,13 @@ install: $(ALL) ## make the virtual environment .venv from the lock file, with w
 
 $(CORE): pyproject.toml requirements.lock
 	$(RIGHT_PYTHON)
-	@echo "== installing the server into $(VENV): 53 packages, 1.9 GB with torch for a CPU, several more with CUDA; minutes"
-	$(PYTHON) -m venv $(VENV)
-	$(PIP) -e .
+	@$(INSTALL) server -- $(PIP_ARGS)
 	@touch $@
 
-# All at once: pip sees to it that everything fits together a single time. What is imported is compiled then; to compile
-# the rest takes half a minute.
+# All at once: pip sees to it that everything fits together a single time.
 $(ALL): pyproject.toml requirements.lock
 	$(RIGHT_PYTHON)
-	@echo "== installing into $(VENV) the server and what tests and checks need: 171 packages, 3.2 GB; minutes"
-	$(PYTHON) -m venv $(VENV)
-	$(PIP) --no-compile -e '.[dev]'
+	@$(INSTALL) development -- $(PIP_ARGS)
 	@touch $(CORE) $@
 
 serve: $(CORE) ## start the server on 127.0.0.1:8000 with the embedded model

@@ -27,6 +27,7 @@ from benchmarks import (
     disk_restart,
     estimates,
     fairness_plot,
+    install,
     mass_predicts,
     min_mass,
     one_prompt,
@@ -133,6 +134,7 @@ _TABLES = {
     "runs": report.table,
 }
 _ROW_TABLES = {
+    "clone_git_mb": install.table,
     "suite": sweep_table.table,
     "exchange": exchanges_table,
     "budget": decode_budget.table,

@@ -11,19 +11,19 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 
-# As `python -m venv` it makes an environment of stubs; as anything else it notes its arguments.
+# It notes its arguments. Where it is to install, it makes an environment of stubs besides.
 STUB = """#!/bin/sh
+echo "python $*${PYTHONDONTWRITEBYTECODE:+ without a cache}" >> "$NOTES"
 case "$*" in
-  "-m venv "*)
+  "scripts/install.py --venv "*)
     mkdir -p "$3/bin"
     cp "$0" "$3/bin/python"
     printf '#!/bin/sh\\necho "longreach $*" >> "$NOTES"\\n' > "$3/bin/longreach"
     chmod +x "$3/bin/longreach" ;;
-  *) echo "python $*${PYTHONDONTWRITEBYTECODE:+ without a cache}" >> "$NOTES" ;;
 esac
 """
-CORE = "python -m pip install --disable-pip-version-check -c requirements.lock -e ."
-DEV = "python -m pip install --disable-pip-version-check -c requirements.lock --no-compile -e .[dev]"
+CORE = "python scripts/install.py --venv .venv --torch auto server --"
+DEV = "python scripts/install.py --venv .venv --torch auto development --"
 SERVE = "longreach serve"
 QUICK, BESIDE, ALONE, KERNELS = (
     f"python -m pytest --durations 50 --durations-min 1 -m {chosen} --junitxml build/test-results/{name}.xml"
@@ -47,7 +47,6 @@ class Clone:
         self.python = folder / "python3"
         self.python.write_text(STUB)
         self.python.chmod(0o755)
-        self.said = ""
 
     def make(self, *arguments: str) -> list[str]:
         """What was run for a target, without the question for the version."""
@@ -59,7 +58,6 @@ class Clone:
         command = ["make", f"PYTHON={self.python}", *arguments]
         done = subprocess.run(command, cwd=self.folder, env=environment, capture_output=True, text=True, timeout=30)
         assert done.returncode == 0, done.stderr
-        self.said = done.stdout
         lines = [line for line in notes.read_text().splitlines() if not line.startswith("python -c")]
         return sorted(lines, key=lambda line: line == KERNELS)  # which begin beside others
 
@@ -69,9 +67,8 @@ def clone(tmp_path: Path) -> Clone:
     return Clone(tmp_path)
 
 
-def test_serve_installs_the_server_alone_and_says_so_first(clone: Clone) -> None:
+def test_serve_installs_the_server_alone(clone: Clone) -> None:
     assert clone.make("serve") == [CORE, SERVE]
-    assert clone.said.startswith("== installing the server into .venv: ")
     assert clone.make("serve") == [SERVE]
 
 
@@ -114,7 +111,11 @@ def test_changed_dependencies_are_installed_again(clone: Clone) -> None:
 
 
 def test_pip_takes_the_arguments_that_are_given(clone: Clone) -> None:
-    assert clone.make("install", "PIP_ARGS=--find-links wheels") == [DEV.replace(" -c ", " --find-links wheels -c ")]
+    assert clone.make("install", "PIP_ARGS=--find-links wheels") == [f"{DEV} --find-links wheels"]
+
+
+def test_where_torch_comes_from_is_handed_on(clone: Clone) -> None:
+    assert clone.make("serve", "TORCH=pypi") == [CORE.replace("auto", "pypi"), SERVE]
 
 
 def test_the_run_of_ci_makes_all_that_check_and_test_make(clone: Clone) -> None:
@@ -153,4 +154,4 @@ def recipes(clone: Clone, *words: str) -> list[str]:
 )
 def test_other_targets_install_everything(clone: Clone, target: str) -> None:
     plan = subprocess.run(["make", "-n", target], cwd=clone.folder, capture_output=True, text=True, check=True).stdout
-    assert "-e '.[dev]'" in plan
+    assert "scripts/install.py --venv .venv --torch auto development" in plan

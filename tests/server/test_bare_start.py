@@ -1,5 +1,5 @@
-"""The first minute on a machine that has neither Triton nor uvloop: the log, what it offers, and what is said of the
-model."""
+"""The first minute on a machine that has neither Triton nor uvloop, and nothing that Linux alone has: the log, what it
+offers, and what is said of the model."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import re
 import subprocess
 import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,19 +16,45 @@ from longreach.config import EMBEDDED_MODEL_DESCRIPTION, load_settings
 
 from tests.server.load.process import ServerProcess, eventually
 
-# Python runs this file at its start, in the server and in its engine: imports of both packages fail as if they were
-# not installed.
-ABSENT = "import sys; sys.modules['triton'] = sys.modules['uvloop'] = None\n"
+# Python runs this file at its start, in the server and in its engine. Imports of both packages fail as if they were not
+# installed, and what macOS lacks is not there: /proc, files in memory, a clock, and the limit of addresses.
+ABSENT = """
+import os, pathlib, resource, sys, time
+from longreach.util import platforms
+
+sys.modules["triton"] = sys.modules["uvloop"] = None
+platforms.is_linux = lambda: False
+del os.memfd_create, time.CLOCK_BOOTTIME
+def refused(*_): raise ValueError("current limit exceeds maximum limit")
+def limit(kind, values, set=resource.setrlimit): refused() if kind == resource.RLIMIT_AS else set(kind, values)
+resource.setrlimit = limit
+def is_file(path, real=pathlib.Path.is_file): return not str(path).startswith("/proc") and real(path)
+pathlib.Path.is_file = is_file
+def audit(event, arguments):
+    if event == "open" and str(arguments[0]).startswith("/proc/"):
+        raise FileNotFoundError(arguments[0])
+sys.addaudithook(audit)
+"""
+VM_STAT = """#!/bin/sh
+echo 'Mach Virtual Memory Statistics: (page size of 16384 bytes)'
+echo 'Pages free:                              100000.'
+echo 'Pages active:                            300000.'
+echo 'Pages inactive:                          200000.'
+echo 'Pages speculative:                        10000.'
+"""
 
 
 @pytest.fixture(scope="module")
 def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     folder = tmp_path_factory.mktemp("absent")
     (folder / "sitecustomize.py").write_text(ABSENT)
+    (folder / "vm_stat").write_text(VM_STAT)
+    (folder / "vm_stat").chmod(0o755)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(folder), prepend=":")
+        patch.setenv("PATH", str(folder), prepend=":")
         with ServerProcess("--max-model-len", "4k", "--page-bounds", "--served-model-name", "owl") as server:
-            eventually(lambda: "try: curl" in server.log or server.process.poll() is not None, 120, "ready")
+            eventually(lambda: "try: curl" in server.log or server.process.poll() is not None, 400, "ready")
             yield server
 
 
@@ -80,6 +107,31 @@ def test_policies_are_computed_without_triton(process: ServerProcess, attention:
         answer["usage"]["attention"]["policy"]
         == (attention if isinstance(attention, dict) else {"policy": "window"})["policy"]
     )
+
+
+def test_what_this_platform_lacks_is_said_first(process: ServerProcess) -> None:
+    said = [line.partition(": ")[2] for line in process.lines[:4]]  # after a word of the variable that tests have
+    assert any("the model is computed on the CPU" in line for line in said)
+    assert any("more ranks need Linux" in line for line in said)
+
+
+def test_a_grammar_is_compiled_where_memory_cannot_be_limited(process: ServerProcess) -> None:
+    answer = ask(process, "/v1/completions", model="owl", prompt="Once", max_tokens=4, regex="[ab]{2}")
+    assert re.fullmatch("[ab]{2}", answer["choices"][0]["text"])
+
+
+def test_an_engine_ends_with_its_server_without_the_help_of_linux(process: ServerProcess) -> None:
+    [engine] = process.engines()
+    process.process.kill()  # it cannot tell its engine
+    eventually(lambda: not alive(engine), 60, "the engine's end")
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; one that has ended and that nobody waited for does not."""
+    try:
+        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except FileNotFoundError:
+        return False
 
 
 def test_only_the_embedded_model_is_described(model_dir: Any) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import shlex
+import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -30,11 +32,34 @@ def test_elsewhere_the_command_is_said_with_its_folder(monkeypatch: pytest.Monke
     )
 
 
+# `pip install longreach`, with or without extras. A wheel's name goes on with its version.
+FROM_AN_INDEX = re.compile(r"(pipx? install|\buvx?) [^\n]*?(?<![\w/.-])longreach(?![\w/.-])")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("pip install 'longreach[ray]'", True),
+        ("uv pip install --upgrade longreach", True),
+        ("uvx longreach serve", True),
+        ("pip install longreach-0.1.0-py3-none-any.whl", False),
+        ("pip install dist/longreach", False),
+        ("pip install -e '.[ray]' && longreach serve", True),  # told apart by nothing: write it on two lines
+    ],
+)
+def test_an_install_from_an_index_is_recognised(text: str, expected: bool) -> None:
+    assert bool(FROM_AN_INDEX.search(text)) is expected
+
+
 def test_no_message_or_page_installs_the_package_from_an_index() -> None:
-    patterns = ("*.md", "docs/**/*.md", "server/**/*.py", "server/**/*.md")
-    places = [place for pattern in patterns for place in ROOT.glob(pattern)]
-    assert places
-    assert not [place for place in places if "pip install 'longreach[" in place.read_text()]
+    names = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    places = [name for name in names if name.endswith((".md", ".py", ".yaml", ".toml", "file")) and "test" not in name]
+    assert len(places) > 500
+    texts = {name: path.read_text() for name in places if (path := ROOT / name).is_file()}
+    found = {name: match[0] for name, text in texts.items() if (match := FROM_AN_INDEX.search(text))}
+    assert found == {}
 
 
 def test_extras_that_are_named_exist() -> None:

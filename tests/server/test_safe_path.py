@@ -48,12 +48,11 @@ def test_a_server_runs_nothing_of_the_folder_it_serves(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("start", "arguments"),
     [
-        (PLAIN, ("plan", ".", "--device", "cpu")),
         (CONSOLE, ("warmup", ".", "--device", "cpu")),
         (PLAIN, ("bench", "load", "http://127.0.0.1:1")),
         (CONSOLE, ("chat", "http://127.0.0.1:1")),
     ],
-    ids=["plan", "warmup", "bench", "chat"],
+    ids=["warmup", "bench", "chat"],
 )
 def test_a_command_runs_nothing_of_the_folder_it_is_started_in(
     tmp_path: Path, start: list[str], arguments: tuple[str, ...]

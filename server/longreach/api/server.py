@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import functools
 import logging
+import platform
 import resource
 import signal
 import socket
@@ -38,6 +39,7 @@ from longreach.errors import ConfigError, ModelFilesError, TokenizerError
 from longreach.setting_values import is_loopback
 from longreach.util.log_lines import configure_logging
 from longreach.util.memory import settle_garbage
+from longreach.util.platforms import is_linux, lacks
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +48,8 @@ EXIT_FAILED = 1
 
 _LAST_WORDS_SECONDS = 5  # for errors that ended streams to reach their readers
 _OTHER_FILES = 256
+# macOS refuses a higher limit of open files, also where it says that there is none (its limits.h).
+_OPEN_MAX = 10_240
 # What the kernel keeps for a reader that is slow; left to itself it would be up to megabytes for each.
 _SEND_BUFFER_BYTES = 64 * 1024
 
@@ -56,6 +60,8 @@ def run(settings: Settings, unknown_variables: list[str]) -> int:
         configure_logging(settings.log_level, settings.log_format)
         for name in unknown_variables:
             log.warning("%s sets nothing: there is no such setting", name)
+        for lack in lacks():
+            log.warning("on %s: %s", platform.system(), lack)
         _allow_files(settings.max_connections + _OTHER_FILES)
         try:
             import uvloop
@@ -186,6 +192,8 @@ def _allow_files(count: int) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < count:
         allowed = count if hard == resource.RLIM_INFINITY else min(count, hard)
+        if not is_linux():
+            allowed = max(soft, min(allowed, _OPEN_MAX))
         resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
         if allowed < count:
             log.warning("%d files may be open; %d connections need %d", allowed, count - _OTHER_FILES, count)

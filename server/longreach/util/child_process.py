@@ -6,8 +6,9 @@ import ctypes
 import logging
 import os
 import signal
-import sys
 from typing import NoReturn
+
+from longreach.util.platforms import is_linux
 
 _PR_SET_PDEATHSIG = 1
 
@@ -25,7 +26,7 @@ def belong_to_parent() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     parent = os.getppid()
-    if sys.platform == "linux":
+    if is_linux():  # elsewhere it ends once it reads that its parent is gone, after the step that it computes
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it died before the call above
         os._exit(1)

@@ -35,7 +35,7 @@ from tests.server.api.embedded import EmbeddedServer
 from tests.server.api.test_chat import TEMPLATE
 
 SOAK_CASES = os.environ.get("LONGREACH_SCHEMA_CASES")
-CASES = int(SOAK_CASES or "20")
+CASES = int(SOAK_CASES or "12")
 RESULT = os.environ.get("LONGREACH_SCHEMA_RESULT")
 # Bodies of these have so many members that one takes as long to make up as several of the others.
 SLOW = ("/v1/messages", "/v1/messages/count_tokens", "/v1/documents")

@@ -107,7 +107,7 @@ def test_a_stream_arrives_piece_by_piece_and_ends_as_ever(deployed: Deployed, ht
 
 
 def test_second_questions_are_answered_where_the_document_is(http: httpx2.Client) -> None:
-    documents = [prompt(220, seed) for seed in range(20)]
+    documents = [prompt(220, seed) for seed in range(12)]
     first = [ask(http, f"{text} Who is the keeper?") for text in documents]
     time.sleep(3)  # each ingress learns of the other's choices from the replicas, every second
     second = [ask(http, f"{text} What is silver?") for text in documents]
@@ -116,9 +116,9 @@ def test_second_questions_are_answered_where_the_document_is(http: httpx2.Client
     assert len(set(used)) == 2, "one replica has all documents"
     usage = [answer.json()["usage"] for answer in second]
     hits = [one["prompt_tokens_details"]["cached_tokens"] >= one["prompt_tokens"] / 2 for one in usage]
-    assert sum(hits) >= 18
+    assert sum(hits) >= 11
     same = [answer.headers["x-replica"] == replica for answer, replica in zip(second, used, strict=True)]
-    assert sum(same) >= 18
+    assert sum(same) >= 11
 
 
 def test_a_caller_that_leaves_ends_its_request_in_the_engine(deployed: Deployed) -> None:
@@ -163,7 +163,7 @@ def test_an_engine_that_dies_is_replaced_and_its_streams_go_on(deployed: Deploye
     assert len(before) == 2
 
     async def kill() -> list[str | None]:
-        asked = {"model": MODEL, "max_tokens": 250, "ignore_eos": True}
+        asked = {"model": MODEL, "max_tokens": 120, "ignore_eos": True}
         streams = [
             asyncio.create_task(complete(deployed.port, request_id=f"kill-{n}", prompt=f"{n} times", **asked))
             for n in range(4)

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 from types import SimpleNamespace
 from typing import Any
 
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
 from longreach.engine import engine as engine_module
@@ -333,3 +335,5 @@ class Histories(RuleBasedStateMachine):
 
 
 TestHistories = Histories.TestCase
+if "HYPOTHESIS_PROFILE" not in os.environ:
+    TestHistories.settings = settings(max_examples=60, deadline=None)

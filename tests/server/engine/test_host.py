@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -11,7 +12,8 @@ from longreach.engine.kv_cache.groups import PageGroups
 from longreach.engine.messages import EngineConfig
 from longreach.engine.startup import capacity
 from longreach.engine.startup.cgroups import cpu_quota, memory_limits
-from longreach.engine.startup.host_memory import HostMemory, host_memory, thread_count
+from longreach.engine.startup.host_memory import HostMemory, from_vm_stat, host_memory, thread_count
+from longreach.engine.startup.phases import elapsed, process_seconds
 
 GIB = 1 << 30
 NONE_V1 = str(2**63 - 4096)
@@ -135,3 +137,43 @@ def test_what_does_not_fit_names_the_limit(tmp_path: Path) -> None:
     demand = capacity.Demand(0, 0, 1024, 1024 * 16, PageGroups(16), 16, 16, 1 << 20, 1 << 20)
     with pytest.raises(ValueError, match=r"128\.0 MiB are there \(within memory\.max of the control group /app"):
         demand.fit(demand.host_room(memory.available), memory.why)
+
+
+VM_STAT = """Mach Virtual Memory Statistics: (page size of 16384 bytes)
+Pages free:                               10000.
+Pages active:                            300000.
+Pages inactive:                          200000.
+Pages speculative:                         5000.
+Pages purgeable:                           4000.
+"Translation faults":                 123456789.
+"""
+
+
+def test_macos_tells_its_free_memory_in_pages() -> None:
+    assert from_vm_stat(VM_STAT) == 215_000 * 16_384
+    with pytest.raises(ValueError, match="no size of a page"):
+        from_vm_stat("Pages free: 10000.")
+
+
+@pytest.mark.system
+def test_without_proc_the_machine_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    command = tmp_path / "vm_stat"
+    monkeypatch.setenv("PATH", str(tmp_path))
+    physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    assert host_memory(tmp_path) == HostMemory(physical // 2)
+    assert "free memory cannot be read" in caplog.text
+    command.write_text(f"#!/bin/sh\nwhile read -r line; do echo \"$line\"; done <<'EOF'\n{VM_STAT}EOF\n")
+    command.chmod(0o755)
+    assert host_memory(tmp_path) == HostMemory(215_000 * 16_384)
+
+
+@pytest.mark.parametrize(("told", "seconds"), [("00:07", 7), (" 01:02:03\n", 3723), ("2-00:00:01", 172_801)])
+def test_the_age_of_a_process_as_ps_tells_it(told: str, seconds: float) -> None:
+    assert elapsed(told) == seconds
+
+
+@pytest.mark.system
+def test_both_ways_to_tell_the_age_of_a_process_agree(tmp_path: Path) -> None:
+    assert process_seconds(tmp_path / "no-proc") == pytest.approx(process_seconds(), abs=2)

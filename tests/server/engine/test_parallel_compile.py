@@ -63,7 +63,6 @@ def _run(*arguments: str, cache: Path | None = None) -> str:
 @pytest.mark.parametrize(
     ("backend", "kv_dtype", "kernels"),
     [
-        ("hopper", "auto", {"forward_kernel", "_merge_kernel", "decode_kernel"}),
         ("hopper", "fp8", {"forward_kernel", "_merge_kernel", "decode_kernel", "transpose_kernel"}),
         ("triton", "auto", {"forward_kernel", "split_kernel", "merge_kernel"}),
     ],

@@ -15,6 +15,7 @@ import orjson
 
 from longreach.api.service.json_schema.document import SchemaError
 from longreach.api.service.json_schema.prepare import prepared
+from longreach.util.platforms import is_linux
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
@@ -180,7 +181,8 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     seconds = int(sys.argv[1])
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
-    resource.setrlimit(resource.RLIMIT_AS, (CHILD_MEMORY_BYTES, CHILD_MEMORY_BYTES))
+    if is_linux():  # macOS refuses this limit
+        resource.setrlimit(resource.RLIMIT_AS, (CHILD_MEMORY_BYTES, CHILD_MEMORY_BYTES))
     kind, source = json.loads(sys.stdin.buffer.read())
     try:
         answer = check_grammar(kind, source)

@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 from longreach.engine.device.ranks.rank_messages import SETTLED, Join, Settle, ToRank, encode
 from longreach.engine.device.ranks.settling import Settling
-from longreach.engine.errors import DeviceLostError, not_started
+from longreach.engine.errors import DeviceLostError, EngineStartError, not_started
 from longreach.engine.messages import HEARTBEAT_SECONDS, EngineConfig
 from longreach.util.child_process import EXIT_DEVICE_LOST, end
 from longreach.util.safe_path import environment, module_command
@@ -176,6 +176,8 @@ def _heard(connection: socket.socket) -> bytes:
 
 def _files(names: list[str]) -> list[int]:
     """Descriptors of new files in memory; the names are for people."""
+    if not hasattr(os, "memfd_create"):
+        raise EngineStartError("several ranks need Linux; leave out --tensor-parallel-size and --context-parallel-size")
     made: list[int] = []
     try:
         for name in names:
