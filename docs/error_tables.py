@@ -31,6 +31,7 @@ CURES = {
     "busy_drawing": "Send the request again after `Retry-After`.",
     "cancelled": "Send a new request with another `Idempotency-Key`.",
     "context_length_exceeded": "Shorten the prompt or `max_tokens`, or raise `--max-model-len`.",
+    "damaged_pdf": "Save the PDF anew, or send its text.",
     "deadline_cannot_be_met": "Allow more time, or ask another server.",
     "deadline_exceeded": "Send the request again with more time. What was read stays cached.",
     "document_not_found": "Upload the document again; `GET /v1/documents` lists those that are kept.",
@@ -40,6 +41,7 @@ CURES = {
     "document_uploading": "Wait for the end of the upload.",
     "documents_pinned": "Unpin or delete documents.",
     "drawing_failed": "Send the request again after `Retry-After`, or ask for a shorter prompt's mask.",
+    "encrypted_pdf": "Save the PDF without its password.",
     "engine_dead": "Look into the server's log. Do not send the same request again without looking.",
     "engine_restarting": "Send the request again after `Retry-After`.",
     "engine_stalled": "Send the request again after `Retry-After`; the server replaces an engine that stays silent.",
@@ -69,8 +71,13 @@ CURES = {
     "missing_required_parameter": "Add the field.",
     "model_not_found": "Ask for a model of `/v1/models`, or start the server with `--served-model-name`.",
     "no_replica": "Send the request again after `Retry-After`.",
+    "no_text_in_pdf": "The pages are pictures. Send the PDF through a text recognition (OCR) first.",
     "not_found": "Correct the path; the [endpoints](api.md#endpoints) are listed.",
     "not_text": "Send text in UTF-8.",
+    "pdf_not_read": "Send the request again after `Retry-After`.",
+    "pdf_queue_full": "Send the request again after `Retry-After`.",
+    "pdf_timeout": "Send the request again after `Retry-After`.",
+    "pdf_too_large": "Split the PDF, or send its text.",
     "previous_response_not_found": "Send the whole conversation; responses are kept for `--responses-store-days`.",
     "queue_full": "Send the request again after `Retry-After`.",
     "replica_lost": "Look into the log of the replica. Do not send the same request again without looking.",
@@ -144,6 +151,9 @@ def _codes_in(node: ast.AST, kinds: Kinds) -> Iterator[tuple[str, ast.Call | Non
             given += node.args[1:2]
     elif isinstance(node, ast.AnnAssign) and getattr(node.target, "id", "") == "code":
         given.append(node.value)
+    elif isinstance(node, ast.ClassDef):
+        members = [member for member in node.body if isinstance(member, ast.Assign)]
+        given += [member.value for member in members if getattr(member.targets[0], "id", "") == "code"]
     elif isinstance(node, ast.FunctionDef) and node.args.defaults:
         arguments = zip(node.args.args[-len(node.args.defaults) :], node.args.defaults, strict=True)
         given += [default for argument, default in arguments if argument.arg == "code"]

@@ -19,6 +19,7 @@ from longreach import cli
 from typer.testing import CliRunner
 
 from tests.documented import PAGES, ROOT, Command, blocks, commands, split
+from tests.pdfs import pdf
 from tests.server.bench.test_aiperf import stand_in
 from tests.server.load.process import ServerProcess
 
@@ -140,6 +141,10 @@ def test_a_command_does_what_is_said(
     command: Command, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stand_in(tmp_path / "aiperf")
+    (tmp_path / "report.pdf").write_bytes(pdf("Ada Lovelace wrote the report."))
+    (tmp_path / "app").mkdir()
+    (tmp_path / "app" / "main.py").write_text("PORT = 8321\n")
+    (tmp_path / "app.txt").write_text("=== app/main.py ===\nPORT = 8321\n")
     text = prepared(command.text, url, tmp_path)
     if command in STARTED:
         serve(text, tmp_path)
@@ -243,7 +248,7 @@ def test_the_readmes_example_finds_the_fact(url: str, tmp_path: Path) -> None:
 def test_no_command_needs_a_variable_that_nobody_has_set() -> None:
     for command in ALL:
         for name in re.findall(r"(?<!\\)\$\{?([A-Za-z_]\w*)", command.text):
-            assert f"{name}=" in command.text, f"{command}: ${name}"
+            assert f"{name}=" in command.text or f"read -r {name}" in command.text, f"{command}: ${name}"
 
 
 def test_no_excuse_is_left_over() -> None:

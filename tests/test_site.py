@@ -62,8 +62,8 @@ def test_a_link_that_leads_nowhere_ends_the_build(
 ) -> None:
     for source in ("docs", "training", "benchmarks/results", "server/longreach/default_model"):
         shutil.copytree(ROOT / source, tmp_path / source, ignore=shutil.ignore_patterns("*.safetensors", "__pycache__"))
-    for page in ROOT.glob("*.md"):
-        shutil.copyfile(page, tmp_path / page.name)
+    for file in (*ROOT.glob("*.md"), ROOT / "pyproject.toml"):
+        shutil.copyfile(file, tmp_path / file.name)
     (tmp_path / "README.md").write_text((ROOT / "README.md").read_text() + f"\n{link}\n")
     monkeypatch.setattr(site, "ROOT", tmp_path)
     assert site.build(tmp_path / "site") != 0
