@@ -18,6 +18,7 @@ PAGES = [
     ("model_tables", "models.md", ("| `gemma2` |", "| `gemma9` |"), "the table of families says"),
     ("state_tables", "operations.md", ("| 73.7 MiB |", "| 73.8 MiB |"), "the models' shapes give"),
     ("settings_tables", "settings.md", ("| `8000` |", "| `8001` |"), "the settings say"),
+    ("command_tables", "command-line.md", ("| `128k` |", "| `129k` |"), "the commands say"),
     ("disk_tables", "operations.md", ("| 48.0 GiB |", "| 49.0 GiB |"), "the models' shapes give"),
     ("window_tables", "windows.md", ("| 1,024 |", "| 1,025 |"), "the models' shapes give"),
 ]
