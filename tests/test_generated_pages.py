@@ -21,6 +21,7 @@ PAGES = [
     ("disk_tables", "caches.md", ("| 11.1 GiB |", "| 48.0 GiB |"), "the models' shapes give"),
     ("error_tables", "errors.md", ("| `slow_reader` |", "| `slow_writer` |"), "the server's source says"),
     ("metrics_tables", "metrics.md", ("| `longreach:kv_pages` |", "| `longreach:kv_pads` |"), "the server registers"),
+    ("command_tables", "command-line.md", ("| `128k` |", "| `129k` |"), "the commands say"),
     ("window_tables", "windows.md", ("| 1,024 |", "| 1,025 |"), "the models' shapes give"),
 ]
 

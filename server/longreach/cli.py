@@ -22,7 +22,6 @@ EXIT_CONFIG = 2
 
 app = typer.Typer(
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # plain help: see longreach.command_options
     context_settings=CONTEXT,
@@ -101,13 +100,14 @@ def _refused(error: Exception) -> typer.Exit:
     return typer.Exit(EXIT_CONFIG)
 
 
-@app.command()
+@app.command(cls=SectionedCommand)
 def chat(
-    url: Annotated[str, typer.Argument(help="The server's address.")] = "http://127.0.0.1:8000",
+    url: Annotated[str, typer.Argument(help="The server's address.", metavar="URL")] = "http://127.0.0.1:8000",
     api_key: Annotated[
-        str | None, typer.Option(help="Key that the server asks for.", envvar="OPENAI_API_KEY", show_default=False)
+        str | None,
+        typer.Option(help="Key that the server asks for.", envvar="OPENAI_API_KEY", show_default=False, metavar="KEY"),
     ] = None,
-    system: Annotated[str | None, typer.Option(help="System message.", show_default=False)] = None,
+    system: Annotated[str | None, typer.Option(help="System message.", show_default=False, metavar="TEXT")] = None,
     file: Annotated[
         list[Path] | None,
         typer.Option(help="Text file or PDF in front of the first message; may be repeated.", metavar="FILE"),
@@ -172,7 +172,7 @@ def deploy(
     min_replicas: Annotated[int | None, typer.Option(help="Least number of replicas.", metavar="N")] = None,
     max_replicas: Annotated[int | None, typer.Option(help="Largest number of replicas.", metavar="N")] = None,
     target_queued_tokens: Annotated[
-        str, typer.Option(help="Prompt tokens that wait for each replica before there is another.", metavar="VALUE")
+        str, typer.Option(help="Prompt tokens that wait for each replica before there is another.", metavar="TOKENS")
     ] = "128k",
     replica_cpus: Annotated[
         float,
@@ -181,7 +181,10 @@ def deploy(
         ),
     ] = 1.0,
     ray_address: Annotated[
-        str, typer.Option(help="Ray cluster: auto (this host's), HOST:PORT, or local: one in this process.")
+        str,
+        typer.Option(
+            help="Ray cluster: auto (this host's), HOST:PORT, or local: one in this process.", metavar="ADDRESS"
+        ),
     ] = "auto",
     **flags: Any,
 ) -> None:
@@ -289,16 +292,16 @@ def fetch(**flags: Any) -> None:
 )
 def plan(
     gpu_memory: Annotated[
-        str | None, typer.Option(help="Memory of a GPU, or several with commas: 80GiB,141GiB.", metavar="VALUE")
+        str | None, typer.Option(help="Memory of a GPU, or several with commas: 80GiB,141GiB.", metavar="BYTES")
     ] = None,
     tensor_parallel_size: Annotated[
-        str, typer.Option(help="GPUs among which weights and KV heads are split, with commas.", metavar="VALUE")
+        str, typer.Option(help="GPUs among which weights and KV heads are split, with commas.", metavar="NUMBERS")
     ] = "1",
     context_parallel_size: Annotated[
-        str, typer.Option(help="GPUs with the same weights, which split KV heads, with commas.", metavar="VALUE")
+        str, typer.Option(help="GPUs with the same weights, which split KV heads, with commas.", metavar="NUMBERS")
     ] = "1",
     kv_cache_dtype: Annotated[
-        str, typer.Option(help="Type of the KV cache, with commas: auto (as serve), fp8.", metavar="VALUE")
+        str, typer.Option(help="Type of the KV cache, with commas: auto (as serve), fp8.", metavar="NAMES")
     ] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
     **flags: Any,

@@ -78,7 +78,8 @@ def sections(document: dict[str, Any]) -> Iterator[Section]:
             if (body := operation.get("requestBody")) is not None:
                 bodies = [schemas[name] for name in _bodies_of(body)]
                 # Where a body is one of several, each has its fields in the section of its own endpoint.
-                fields = _fields(bodies[0], schemas) if len(bodies) == 1 else [] if bodies else fields
+                if bodies:
+                    fields = _fields(bodies[0], schemas) if len(bodies) == 1 else []
                 parts |= dict.fromkeys(name for schema in bodies for name in _named(schema))
             yield Section(f"{method.upper()} {path}", operation["description"], fields)
     done: set[str] = set()
