@@ -53,6 +53,7 @@ _NAMES = (
     "attention-methods",
     "attention-policies",
     "embedded-model-policies",
+    "install",
 )
 FAIRNESS = "serving-fairness-h200"  # the README's picture is of it
 PAGES = (*(ROOT / "docs" / f"{name}.md" for name in _NAMES), ROOT / "README.md", ROOT / "SECURITY.md")

@@ -16,7 +16,7 @@ from longreach.engine.startup.build import build_engine
 from longreach.policies.parse import policy_of
 
 QUESTION = "\nWhat is the pass key for the silver lantern?\nAnswer:"
-MAX_TOKENS = 32
+MAX_TOKENS = 48
 
 
 SETTINGS = {
