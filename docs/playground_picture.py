@@ -145,8 +145,8 @@ def take(url: str, folder: Path) -> None:
         ask_the_example(page, url)
         page.screenshot(path=folder / "playground.png")
         test_needles(page)
-        page.locator(".side").evaluate("side => { side.style.maxHeight = 'none'; scrollTo(0, 0); }")
-        page.screenshot(path=folder / "playground-attention.png", full_page=True)
+        page.locator(".side").evaluate("side => { side.style.maxHeight = 'none'; }")
+        page.locator("#attention").screenshot(path=folder / "playground-attention.png")
         browser.close()
 
 
