@@ -17,6 +17,7 @@ from unittest.mock import patch
 import pytest
 
 from tests.documented import PAGES, ROOT, Command, blocks, commands, split
+from tests.pdfs import pdf
 from tests.server.bench.test_aiperf import stand_in
 from tests.server.load.process import ServerProcess
 
@@ -113,6 +114,7 @@ def test_a_command_does_what_is_said(
     command: Command, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stand_in(tmp_path / "aiperf")
+    (tmp_path / "report.pdf").write_bytes(pdf("The contract ends in May 2031."))
     text = prepared(command.text, url, tmp_path)
     if "longreach serve" in text:
         serve(text, tmp_path)
@@ -122,7 +124,14 @@ def test_a_command_does_what_is_said(
     else:
         arguments, environment = words(text)
         done = subprocess.run(
-            arguments, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=280, check=False
+            arguments,
+            env=environment,
+            cwd=tmp_path,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=280,
+            check=False,
         )
         assert done.returncode == 0, f"{text}\n{done.stdout}{done.stderr}"
     for written in re.findall(r"--(?:out|plot|heatmap) (\S+\.\w+)", text):
