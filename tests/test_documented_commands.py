@@ -141,7 +141,7 @@ def test_a_command_does_what_is_said(
     command: Command, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stand_in(tmp_path / "aiperf")
-    (tmp_path / "report.pdf").write_bytes(pdf("Ada Lovelace wrote the report."))
+    (tmp_path / "report.pdf").write_bytes(pdf("Ada Lovelace wrote the report. The contract ends in May 2031."))
     (tmp_path / "app").mkdir()
     (tmp_path / "app" / "main.py").write_text("PORT = 8321\n")
     (tmp_path / "app.txt").write_text("=== app/main.py ===\nPORT = 8321\n")
@@ -155,7 +155,14 @@ def test_a_command_does_what_is_said(
     else:
         arguments, environment = words(text)
         done = subprocess.run(
-            arguments, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=280, check=False
+            arguments,
+            env=environment,
+            cwd=tmp_path,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=280,
+            check=False,
         )
         assert done.returncode == 0, f"{text}\n{done.stdout}{done.stderr}"
     for written in re.findall(r"--(?:out|plot|heatmap) (\S+\.\w+)", text):

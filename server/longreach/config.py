@@ -330,6 +330,15 @@ class Settings(BaseSettings):
         return self
 
     @model_validator(mode="after")
+    def _check_backend(self) -> Settings:
+        if self.attention_backend == "hopper" and self.device == "cpu":
+            raise PydanticCustomError(
+                "backend",
+                "--attention-backend: hopper needs a Hopper GPU, and --device is cpu; use auto or cpu",
+            )
+        return self
+
+    @model_validator(mode="after")
     def _check_rope(self) -> Settings:
         twice = [name for name in _ROPE_NAMES if name in orjson.loads(self.hf_overrides)]
         if self.rope_scaling is not None and twice:

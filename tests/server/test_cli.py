@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 import pytest
 import typer
-from longreach import __version__, cli
+from longreach import __version__, cli, command_options
 from longreach.config import Settings
 from typer.testing import CliRunner
 
@@ -167,3 +167,22 @@ def test_the_server_process_needs_no_torch() -> None:
     code = "import sys, longreach.api.server; print('torch' in sys.modules, 'transformers' in sys.modules)"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert result.stdout.strip() == "False False", result
+
+
+def test_options_say_what_they_take_and_no_name_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert command_options._METAVARS.keys() <= Settings.model_fields.keys()
+    for command in (["serve"], ["plan"], ["chat"], ["deploy"], ["bench", "load"]):
+        shown = CliRunner().invoke(cli.app, [*command, "--help"], prog_name="longreach").stdout
+        assert max(map(len, shown.splitlines())) <= 80
+        for wrong in ("VALUE", "(())", "…", "MODEL <str>", "URL <str>"):
+            assert wrong not in shown, (command, wrong)
+    shown = CliRunner().invoke(cli.app, ["deploy", "--help"]).stdout
+    assert "'.[ray]'" in shown, "no markup swallows what stands in brackets"
+    assert "--install-completion" in CliRunner().invoke(cli.app, ["-h"]).stdout
+
+
+def test_a_backend_that_the_device_cannot_have_is_refused_before_anything_starts(served: list[Settings]) -> None:
+    result = CliRunner().invoke(cli.app, ["serve", "--device", "cpu", "--attention-backend", "hopper"])
+    assert (result.exit_code, served) == (2, [])
+    assert "--attention-backend: hopper needs a Hopper GPU, and --device is cpu; use auto or cpu" in result.output

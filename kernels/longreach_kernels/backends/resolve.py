@@ -102,10 +102,10 @@ def _resolve_triton(device: torch.device, dtype: torch.dtype) -> Backend:
 
 def _resolve_hopper(device: torch.device, dtype: torch.dtype) -> Backend:
     _check_triton("hopper")
-    if dtype not in _HALVES:
-        raise ValueError(f"backend: 'hopper' takes fp16 or bf16, got {dtype}; cast q, k and v or use 'triton'")
     if device.type != "cuda":
         raise ValueError(f"backend: 'hopper' needs tensors on a CUDA GPU, got {device.type}; use 'auto'")
+    if dtype not in _HALVES:
+        raise ValueError(f"backend: 'hopper' takes fp16 or bf16, got {dtype}; cast q, k and v or use 'triton'")
     if torch.cuda.get_device_capability(device) != (9, 0):
         raise ValueError(f"backend: 'hopper' needs compute capability 9.0, this is {_gpu(device)}; use 'triton'")
     return Backend("hopper", f"asked for; {_gpu(device)}")

@@ -60,7 +60,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
         "messages.1.content.0",
         "unsupported_value",
     ),
-    (document({"type": "base64", "data": "JVBERg=="}), "messages.0.content.0.source", "unsupported_value"),
+    (document({"type": "base64", "data": "JVBERg=="}), "messages.0.content.0.source.media_type", "unsupported_value"),
     (document({"type": "url", "url": "http://a.b"}), "messages.0.content.0.source", "unsupported_value"),
     (document({"type": "file"}), "messages.0.content.0.source", "missing_required_parameter"),
     (document({"type": "file", "file_id": "a b"}), "messages.0.content.0.source.file_id", "invalid_value"),
