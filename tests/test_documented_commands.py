@@ -32,7 +32,7 @@ EXCUSED = {
     ".venv/bin/python -m pip install ": "as above",
     "docker ": "there is no container engine; tests/docker checks its files, `make docker-check` the image",
     "MODELS=/srv/models ": "as above: there is no container engine",
-    "LONGREACH_MODEL=Qwen/Qwen3-8B docker ": "as above: there is no container engine",
+    "LONGREACH_MODEL=Qwen/Qwen3-8B ": "as above: there is no container engine",
     "helm ": "there is no cluster; tests/docker/test_helm_chart.py renders the chart",
     "kubectl ": "there is no cluster; tests/docker checks the manifests",
     "longreach deploy ": "needs a Ray cluster; tests/server/cluster and tests/server/load/hosts.py run it",
