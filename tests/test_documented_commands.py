@@ -116,7 +116,8 @@ def prepared(text: str, url: str, folder: Path) -> str:
     keys = folder / "keys"
     keys.write_text("alice:a-long-secret\n")
     program = f"{sys.executable} -m longreach"
-    text = re.sub(r"(?<![\w/])(\.venv/bin/)?longreach (?=bench|serve|plan|chat|warmup|fetch|--version)", f"{program} ", text)
+    own = r"(?<![\w/])(\.venv/bin/)?longreach (?=bench|serve|plan|chat|warmup|fetch|--version)"
+    text = re.sub(own, f"{program} ", text)
     here = {
         "http://127.0.0.1:8000": url,
         "path/or/hub-id": str(MODEL),
