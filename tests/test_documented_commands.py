@@ -33,7 +33,7 @@ EXCUSED = {
     ".venv/bin/python -m pip install ": "as above",
     "docker ": "there is no container engine; tests/docker checks its files, `make docker-check` the image",
     "MODELS=/srv/models ": "as above: there is no container engine",
-    "LONGREACH_MODEL=Qwen/Qwen3-8B docker ": "as above: there is no container engine",
+    "LONGREACH_MODEL=Qwen/Qwen3-8B ": "as above: there is no container engine",
     "helm ": "there is no cluster; tests/docker/test_helm_chart.py renders the chart",
     "kubectl ": "there is no cluster; tests/docker checks the manifests",
     "longreach deploy ": "needs a Ray cluster; tests/server/cluster and tests/server/load/hosts.py run it",
@@ -117,7 +117,8 @@ def prepared(text: str, url: str, folder: Path) -> str:
     keys = folder / "keys"
     keys.write_text("alice:a-long-secret\n")
     program = f"{sys.executable} -m longreach"
-    text = re.sub(r"(?<![\w/])(\.venv/bin/)?longreach (?=bench|serve|plan|chat|warmup|fetch|--version)", f"{program} ", text)
+    own = r"(?<![\w/])(\.venv/bin/)?longreach (?=bench|serve|plan|chat|warmup|fetch|--version)"
+    text = re.sub(own, f"{program} ", text)
     here = {
         "http://127.0.0.1:8000": url,
         "path/or/hub-id": str(MODEL),
