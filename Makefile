@@ -129,6 +129,7 @@ check-rest: install
 	$(BIN)/python docs/window_tables.py --check
 	$(BIN)/python docs/state_tables.py --check
 	$(BIN)/python docs/settings_tables.py --check
+	$(BIN)/python docs/command_tables.py --check
 	$(BIN)/python docs/disk_tables.py --check
 	$(BIN)/python docs/metrics_tables.py --check
 	$(BIN)/python docs/error_tables.py --check

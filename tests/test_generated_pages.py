@@ -18,6 +18,7 @@ PAGES = [
     ("model_tables", "models.md", ("| `gemma2` |", "| `gemma9` |"), "the table of families says"),
     ("state_tables", "caches.md", ("| 73.7 MiB |", "| 73.8 MiB |"), "the models' shapes give"),
     ("settings_tables", "settings.md", ("| `8000` |", "| `8001` |"), "the settings say"),
+    ("command_tables", "command-line.md", ("| `128k` |", "| `129k` |"), "the commands say"),
     ("disk_tables", "caches.md", ("| 11.1 GiB |", "| 48.0 GiB |"), "the models' shapes give"),
     ("error_tables", "errors.md", ("| `slow_reader` |", "| `slow_writer` |"), "the server's source says"),
     ("metrics_tables", "metrics.md", ("| `longreach:kv_pages` |", "| `longreach:kv_pads` |"), "the server registers"),

@@ -22,7 +22,6 @@ EXIT_CONFIG = 2
 
 app = typer.Typer(
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # plain help: see longreach.command_options
     context_settings=CONTEXT,
@@ -101,19 +100,30 @@ def _refused(error: Exception) -> typer.Exit:
     return typer.Exit(EXIT_CONFIG)
 
 
-@app.command()
+@app.command(cls=SectionedCommand)
 def chat(
-    url: Annotated[str, typer.Argument(help="The server's address.")] = "http://127.0.0.1:8000",
+    url: Annotated[str, typer.Argument(help="The server's address.", metavar="URL")] = "http://127.0.0.1:8000",
     api_key: Annotated[
-        str | None, typer.Option(help="Key that the server asks for.", envvar="OPENAI_API_KEY", show_default=False)
+        str | None,
+        typer.Option(help="Key that the server asks for.", envvar="OPENAI_API_KEY", show_default=False, metavar="KEY"),
     ] = None,
-    system: Annotated[str | None, typer.Option(help="System message.", show_default=False)] = None,
+    system: Annotated[str | None, typer.Option(help="System message.", show_default=False, metavar="TEXT")] = None,
     file: Annotated[
         list[Path] | None,
-        typer.Option(help="Text file in front of the first message; may be repeated.", metavar="FILE"),
+        typer.Option(help="Text file or PDF in front of the first message; may be repeated.", metavar="FILE"),
     ] = None,
     max_tokens: Annotated[
         int | None, typer.Option(help="Longest answer, in tokens.", min=1, show_default=False, metavar="N")
+    ] = None,
+    temperature: Annotated[
+        float | None,
+        typer.Option(
+            help="0 for the likeliest words; by default the model's own.",
+            min=0,
+            max=2,
+            show_default=False,
+            metavar="NUMBER",
+        ),
     ] = None,
 ) -> None:
     """Talk to a server in the terminal; /help there lists what it does.
@@ -125,7 +135,8 @@ def chat(
     from longreach.chat.conversation import ChatClient
     from longreach.chat.editing import line_reader
     from longreach.chat.errors import ChatError
-    from longreach.chat.terminal import Conversation, Terminal
+    from longreach.chat.messages import Conversation
+    from longreach.chat.terminal import Terminal
 
     try:
         conversation = Conversation(system)
@@ -135,7 +146,7 @@ def chat(
     except ChatError as error:
         raise _refused(error) from None
     try:
-        Terminal(client, conversation, Console(), line_reader(), max_tokens).run()
+        Terminal(client, conversation, Console(), line_reader(), max_tokens, temperature).run()
     finally:
         client.close()
 
@@ -161,7 +172,7 @@ def deploy(
     min_replicas: Annotated[int | None, typer.Option(help="Least number of replicas.", metavar="N")] = None,
     max_replicas: Annotated[int | None, typer.Option(help="Largest number of replicas.", metavar="N")] = None,
     target_queued_tokens: Annotated[
-        str, typer.Option(help="Prompt tokens that wait for each replica before there is another.", metavar="VALUE")
+        str, typer.Option(help="Prompt tokens that wait for each replica before there is another.", metavar="TOKENS")
     ] = "128k",
     replica_cpus: Annotated[
         float,
@@ -170,7 +181,10 @@ def deploy(
         ),
     ] = 1.0,
     ray_address: Annotated[
-        str, typer.Option(help="Ray cluster: auto (this host's), HOST:PORT, or local: one in this process.")
+        str,
+        typer.Option(
+            help="Ray cluster: auto (this host's), HOST:PORT, or local: one in this process.", metavar="ADDRESS"
+        ),
     ] = "auto",
     **flags: Any,
 ) -> None:
@@ -278,16 +292,16 @@ def fetch(**flags: Any) -> None:
 )
 def plan(
     gpu_memory: Annotated[
-        str | None, typer.Option(help="Memory of a GPU, or several with commas: 80GiB,141GiB.", metavar="VALUE")
+        str | None, typer.Option(help="Memory of a GPU, or several with commas: 80GiB,141GiB.", metavar="BYTES")
     ] = None,
     tensor_parallel_size: Annotated[
-        str, typer.Option(help="GPUs among which weights and KV heads are split, with commas.", metavar="VALUE")
+        str, typer.Option(help="GPUs among which weights and KV heads are split, with commas.", metavar="NUMBERS")
     ] = "1",
     context_parallel_size: Annotated[
-        str, typer.Option(help="GPUs with the same weights, which split KV heads, with commas.", metavar="VALUE")
+        str, typer.Option(help="GPUs with the same weights, which split KV heads, with commas.", metavar="NUMBERS")
     ] = "1",
     kv_cache_dtype: Annotated[
-        str, typer.Option(help="Type of the KV cache, with commas: auto (as serve), fp8.", metavar="VALUE")
+        str, typer.Option(help="Type of the KV cache, with commas: auto (as serve), fp8.", metavar="NAMES")
     ] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
     **flags: Any,

@@ -35,6 +35,26 @@ SECTIONS = {
     "log_level": "Log",
 }
 
+# What the text of a setting is, where its type is text alone.
+_METAVARS = {
+    "allowed_hosts": "HOSTS",
+    "allowed_origins": "ORIGINS",
+    "api_key": "KEYS",
+    "attention": "POLICY",
+    "chat_template": "TEMPLATE",
+    "device": "DEVICE",
+    "documents": "FILE",
+    "hf_overrides": "JSON",
+    "host": "HOST",
+    "responses_store": "FILE",
+    "revision": "REVISION",
+    "rope_scaling": "SCALING",
+    "served_model_name": "NAMES",
+    "tokenizer": "MODEL",
+    "tool_call_format": "NAME",
+}
+_MOST_WORDS = 12  # characters of choices that stand beside an option's name
+
 
 class SectionedCommand(TyperCommand):
     """A command whose help lists the settings under the headings of `SECTIONS`, behind its own options."""
@@ -49,11 +69,18 @@ class SectionedCommand(TyperCommand):
                 continue
             is_argument = parameter.param_type_name == "argument"
             heading = "Arguments" if is_argument else headings.get(parameter.name or "", "Options")
+            if is_argument:  # its name alone, without the type that typer puts behind it
+                record = (argument_name(parameter), record[1])
             rows.setdefault(heading, []).append(record)
         order = ["Arguments", "Options", *SECTIONS.values()]
         for heading in sorted(rows, key=order.index):
             with formatter.section(heading):
                 formatter.write_dl(rows[heading])
+
+
+def argument_name(parameter: Any) -> str:
+    """How the help names an argument of a command."""
+    return parameter.metavar or str(parameter.name).upper()
 
 
 def sections() -> Iterator[tuple[str, str]]:
@@ -117,18 +144,23 @@ def shown_values(name: str) -> str:
     field = Settings.model_fields[name]
     if field.annotation is bool:
         return "switch"
-    kinds = [field.annotation, *get_args(field.annotation)]
-    words = [word for kind in kinds if get_origin(kind) is Literal for word in get_args(kind)]
-    words += [kind for kind in kinds if isinstance(kind, str)]
-    if words:
-        return ", ".join(f"`{word}`" for word in dict.fromkeys(words))
+    if words := _words(name):
+        return ", ".join(f"`{word}`" for word in words)
     ends = {end: getattr(item, end) for item in field.metadata for end in ("ge", "gt", "le") if hasattr(item, end)}
     if not ends:
-        return {"FILE": "path", "NUMBER": "number"}.get(_metavar(name), "text")
+        return {"FILE": "path", "NUMBER": "number", "JSON": "JSON", "LAYERS": "layers"}.get(_metavar(name), "text")
     show = next((parser.shown for parser in _parsers(name) if isinstance(parser, Measure)), "{:g}".format)
     least = f"above {show(ends['gt'])}" if "gt" in ends else show(ends["ge"])
     auto = "`auto`, or " if or_auto in _parsers(name) else ""
     return f"{auto}{least} to {show(ends['le'])}"
+
+
+def _words(name: str) -> list[str]:
+    """The words that a setting may be; none where it is something else."""
+    annotation = Settings.model_fields[name].annotation
+    kinds = [annotation, *get_args(annotation)]
+    words = [word for kind in kinds if get_origin(kind) is Literal for word in get_args(kind)]
+    return [*dict.fromkeys([*words, *(kind for kind in kinds if isinstance(kind, str))])]
 
 
 def _metavar(name: str) -> str:
@@ -137,9 +169,14 @@ def _metavar(name: str) -> str:
         if isinstance(parser, Measure):
             return parser.metavar
     if get_origin(field.annotation) is tuple:
-        return "VALUE"
+        return "LAYERS"
     kinds = {field.annotation, *get_args(field.annotation)}
-    return "FILE" if Path in kinds else "NUMBER" if kinds & {int, float} else "VALUE"
+    if Path in kinds:
+        return "FILE"
+    if kinds & {int, float}:
+        return "NUMBER"
+    words = "|".join(_words(name))
+    return words if 0 < len(words) <= _MOST_WORDS else _METAVARS.get(name, "NAME" if words else "TEXT")
 
 
 def _parsers(name: str) -> list[Any]:

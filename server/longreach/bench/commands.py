@@ -11,14 +11,15 @@ import typer
 
 from longreach.bench.load_command import EXIT_CONFIG, load
 from longreach.bench.recall_command import recall
+from longreach.command_options import SectionedCommand
 from longreach.util.extras import require
 
 if TYPE_CHECKING:
     from longreach.bench.suites import Suites
 
 bench = typer.Typer(help="Measure the parts of the server.", no_args_is_help=True, rich_markup_mode=None)
-bench.command()(load)
-bench.command()(recall)
+bench.command(cls=SectionedCommand)(load)
+bench.command(cls=SectionedCommand)(recall)
 
 
 _LENGTHS = typer.Option(help="Prompt lengths in tokens, with commas: 4096,16k,128k.")
@@ -34,7 +35,7 @@ _TARGET = typer.Argument(
 )
 
 
-@bench.command()
+@bench.command(cls=SectionedCommand)
 def latency(
     target: Annotated[str, _TARGET] = "http://127.0.0.1:8000",
     lengths: Annotated[str, _LENGTHS] = "1024,4096,16384",
@@ -55,7 +56,7 @@ def latency(
     _suites(target, {"latency": run}, sizes, serve_flags, out, plot)
 
 
-@bench.command()
+@bench.command(cls=SectionedCommand)
 def throughput(
     target: Annotated[str, _TARGET] = "http://127.0.0.1:8000",
     batches: Annotated[str, _BATCHES] = "16x16k,64x4k,4x64k",

@@ -41,7 +41,7 @@ def load(
     recall: Annotated[int, typer.Option(help="Prompts of each length that ask for a fact; 0: none.")] = 0,
     tokenizer: Annotated[
         str | None,
-        typer.Option(help="Directory or hub id of the served model's tokenizer, for recall.", metavar="VALUE"),
+        typer.Option(help="Directory or hub id of the served model's tokenizer, for recall.", metavar="MODEL"),
     ] = None,
     serve_flags: Annotated[str, typer.Option(help="Flags of `longreach serve`, where a server is started.")] = "",
     api_key: Annotated[

@@ -45,7 +45,7 @@ def recall(
         ),
     ] = None,
     tokenizer: Annotated[
-        str | None, typer.Option(help="Directory or hub id of the served model's tokenizer.", metavar="VALUE")
+        str | None, typer.Option(help="Directory or hub id of the served model's tokenizer.", metavar="MODEL")
     ] = None,
     concurrency: Annotated[int, typer.Option(help="Prompts in flight.")] = 1,
     seed: Annotated[int, typer.Option(help="Of the prompts.")] = 7,

@@ -106,12 +106,17 @@ class ChatClient:
         self._http.close()
 
     def ask(
-        self, messages: list[Message], max_tokens: int | None = None, attention: Any = None
+        self,
+        messages: list[Message],
+        max_tokens: int | None = None,
+        attention: Any = None,
+        temperature: float | None = None,
     ) -> Generator[Reading | Words | Finished, None, None]:
         """Send a conversation and yield what comes; the last is `Finished`. Closing it early ends the server's work. A
         connection that breaks is made anew, and the answer goes on where it was.
 
-        `attention` is a policy as the server takes it, a text or an object; None leaves it to the server.
+        `attention` is a policy as the server takes it, a text or an object. None leaves it to the server, and the
+        `temperature` to the model's own defaults.
 
         Raises:
             ChatError: the server refused the conversation, failed midway, or is gone.
@@ -127,6 +132,8 @@ class ChatClient:
             body["max_completion_tokens"] = max_tokens
         if attention is not None:
             body["attention"] = attention
+        if temperature is not None:
+            body["temperature"] = temperature
         stream = ResumedStream(self._http, "/v1/chat/completions", body, self._sleep)
         with contextlib.closing(stream.events()) as events:
             yield from self._told(events)

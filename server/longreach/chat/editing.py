@@ -12,7 +12,7 @@ from pathlib import Path
 
 from longreach.chat.terminal import COMMANDS
 
-_WITH_PATHS = ("/file ", "/upload ")
+_WITH_PATHS = ("/file ", "/folder ", "/upload ", "/save ")
 _SPECIAL = frozenset(" \t'\"\\")
 
 
@@ -38,7 +38,7 @@ def _nth_completion(line: str, n: int) -> str | None:
 
 
 def completions(line: str) -> list[str]:
-    """What `line` may become: a command, or behind `/file` and `/upload` the path of what is there."""
+    """What `line` may become: a command, or behind a command that takes a path the path of what is there."""
     for command in _WITH_PATHS:
         if line.startswith(command):
             return [command + path for path in _paths(line.removeprefix(command).lstrip())]

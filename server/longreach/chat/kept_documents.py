@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import httpx2 as httpx
 
 from longreach.chat.errors import ChatError, refusal
+from longreach.chat.files import is_pdf_file, read_file
 from longreach.documents.plain_text import NotTextError, TextDecoder
 from longreach.errors import quoted
 
@@ -79,26 +81,40 @@ class KeptDocuments:
         return found
 
     def upload(self, path: Path, told: Callable[[int, int], None]) -> tuple[KeptDocument, bool]:
-        """Keep a text file under its name, and whether it was sent: one that is kept with the same contents is not.
+        """Keep a text file or a PDF's text under its name, and whether it was sent: one that is kept with the same
+        contents is not.
 
         `told` is given the bytes that have been sent, and all of them.
         """
         shown = quoted(str(path), 256)
         try:
+            if is_pdf_file(path):
+                return self._upload_text(path.name, read_file(path).text.encode(), told)
             digest, size = _digest(path)
-            for kept in self._listed({"name": path.name}):
-                if kept.sha256 == digest and kept.state != "failed":
-                    return kept, False
+            if (kept := self._same(path.name, digest)) is not None:
+                return kept, False
             with path.open("rb") as file:
-                chunks = _chunks(file, size, told)
-                answer = self._json(
-                    "POST", _PATH, params={"name": path.name}, content=chunks, headers={"content-type": "text/plain"}
-                )
+                return self._send(path.name, _chunks(file, size, told)), True
         except NotTextError as error:
             raise ChatError(str(error)) from None
         except OSError as error:
             raise ChatError(f"{shown}: {error.strerror}") from None
-        return KeptDocument.of(answer), True
+
+    def _upload_text(self, name: str, text: bytes, told: Callable[[int, int], None]) -> tuple[KeptDocument, bool]:
+        if (kept := self._same(name, hashlib.sha256(text).hexdigest())) is not None:
+            return kept, False
+        return self._send(name, _chunks(io.BytesIO(text), len(text), told)), True
+
+    def _same(self, name: str, digest: str) -> KeptDocument | None:
+        """What is kept already under this name, with this text."""
+        for kept in self._listed({"name": name}):
+            if kept.sha256 == digest and kept.state != "failed":
+                return kept
+        return None
+
+    def _send(self, name: str, chunks: Iterator[bytes]) -> KeptDocument:
+        headers = {"content-type": "text/plain"}
+        return KeptDocument.of(self._json("POST", _PATH, params={"name": name}, content=chunks, headers=headers))
 
     def forget(self, document: KeptDocument) -> None:
         """Let the server delete it."""

@@ -13,83 +13,59 @@ from pydantic_core import PydanticCustomError
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from longreach.chat.conversation import ChatClient, Finished, Message, Reading, Words
+from longreach.chat.conversation import ChatClient, Finished, Reading, Words
 from longreach.chat.document_commands import COMMANDS as DOCUMENT_COMMANDS
 from longreach.chat.document_commands import DocumentCommands
 from longreach.chat.errors import ChatError
-from longreach.chat.kept_documents import KeptDocument
+from longreach.chat.files import FileText
+from longreach.chat.markdown import MarkdownStream
+from longreach.chat.messages import Conversation
 from longreach.chat.paths import paths_of
+from longreach.config import EMBEDDED_MODEL_NAME
 from longreach.errors import quoted
 from longreach.policies.parse import policy_of
 
-COMMANDS = ("/file ", *DOCUMENT_COMMANDS, "/policy ", "/clear", "/help", "/quit")
+COMMANDS = (
+    "/file ",
+    "/folder ",
+    *DOCUMENT_COMMANDS,
+    "/system ",
+    "/temperature ",
+    "/policy ",
+    "/retry",
+    "/save ",
+    "/clear",
+    "/help",
+    "/quit",
+)
 HELP = """\
-/file PATH   put a text file in front of the next message; the tab key completes the path
-/upload PATH let the server keep a text file, which it reads once, and put it in front of the next message
-/documents   list what the server keeps
-/use NAME    put a kept document, by its name or id, in front of the next message
-/forget NAME delete a kept document from the server
-/policy P    attention policy: window:4096:4, dynamic:0.95, dense, or JSON; alone: show it
-/clear       begin a new conversation
-/help        show this
-/quit        leave; so does Ctrl-D
+Files: the tab key completes a path, and quotes keep its blanks.
+  /file PATH      put a text file or a PDF in front of the next message
+  /folder PATH    put the files of a folder, such as a codebase, in front of it
+Documents, which the server keeps and reads once:
+  /upload PATH    keep a text file or a PDF, and put it in front of the next message
+  /documents      list what is kept
+  /use NAME       put a kept document, by its name or id, in front of the next message
+  /forget NAME    delete a kept document
+How it answers; each shows its value if it stands alone:
+  /system TEXT    the system message; /system none for none
+  /temperature T  0 for the likeliest words, up to 2; default for the model's own
+  /policy P       the attention policy: window:4096:4, dynamic:0.95, dense, or JSON
+Conversation:
+  /retry          ask the last question again
+  /save FILE      write the conversation into a new file: Markdown, or JSON if it ends in .json
+  /clear          begin a new conversation
+  /help           show this
+  /quit           leave; so does Ctrl-D
 Up and Down recall what was typed before. Ctrl-C ends the answer that is being written."""
 
-MAX_FILE_BYTES = 32 * 2**20
-
-
-class Conversation:
-    """Messages so far, and the files and kept documents that wait for the next one."""
-
-    def __init__(self, system: str | None = None) -> None:
-        self._system = system
-        self.messages: list[Message] = []
-        self.files: list[str] = []
-        self.documents: list[KeptDocument] = []
-        self.clear()
-
-    def clear(self) -> None:
-        """Begin anew."""
-        self.messages = [] if self._system is None else [{"role": "system", "content": self._system}]
-        self.files, self.documents = [], []
-
-    def attach(self, path: Path) -> int:
-        """Read a text file for the next message; the number of its characters.
-
-        Raises:
-            ChatError: it cannot be read, is no UTF-8 text, or is too long for a request.
-        """
-        shown = quoted(str(path), 256)
-        try:
-            if path.stat().st_size > MAX_FILE_BYTES:
-                raise ChatError(f"{shown} has more than {MAX_FILE_BYTES} bytes")
-            with path.open("rb") as file:
-                if file.read(5) == b"%PDF-":
-                    raise ChatError(f"{shown} is a PDF, not plain text; export it as text first")
-            text = path.read_text("utf-8")
-        except UnicodeDecodeError:
-            raise ChatError(f"{shown} is no UTF-8 text") from None
-        except OSError as error:
-            raise ChatError(f"{shown}: {error.strerror}") from None
-        self.files.append(text)
-        return len(text)
-
-    def say(self, text: str) -> None:
-        """Add a message, behind the kept documents and the files that wait for it."""
-        content: Any = "\n\n".join([*self.files, text])
-        if self.documents:
-            named = [{"type": "file", "file": {"file_id": document.id}} for document in self.documents]
-            content = [*named, {"type": "text", "text": content}]
-        self.messages.append({"role": "user", "content": content})
-        self.files, self.documents = [], []
-
-    def unsay(self) -> None:
-        """Take back a message that was not answered."""
-        self.messages.pop()
-
-    def answered(self, text: str) -> None:
-        """Add an answer."""
-        self.messages.append({"role": "assistant", "content": text})
+# What the embedded model says to all that it does not find, and what that means.
+_NOT_STATED = "Not stated."
+_HABIT = (
+    "The demonstration model says 'Not stated.' whenever it finds no answer, and the text may have one. It has 8M "
+    "parameters. To serve another model: longreach serve MODEL"
+)
+_MOST_TEMPERATURE = 2.0
 
 
 class Terminal:
@@ -105,13 +81,16 @@ class Terminal:
         console: Console,
         read: Callable[[str], str] = input,
         max_tokens: int | None = None,
+        temperature: float | None = None,
     ) -> None:
         self._client = client
         self._conversation = conversation
         self._console = console
         self._read = read
         self._max_tokens = max_tokens
+        self._temperature = temperature
         self._policy: Any = None  # the server's default
+        self._has_told_habit = False
         self._documents = DocumentCommands(client.documents, conversation, console)
 
     def run(self) -> None:
@@ -134,26 +113,73 @@ class Terminal:
 
     def _do(self, line: str) -> None:
         command, _, argument = line.partition(" ")
+        argument = argument.strip()
+        plain = {"/clear": self._clear, "/help": lambda: self._note(HELP), "/retry": self._retry}
+        with_argument = {
+            "/file": lambda: self._attach(command, argument, self._conversation.attach),
+            "/folder": lambda: self._attach(command, argument, self._conversation.attach_folder),
+            "/system": lambda: self._set_system(argument),
+            "/temperature": lambda: self._set_temperature(argument),
+            "/policy": lambda: self._set_policy(argument),
+            "/save": lambda: self._save(argument),
+        }
         if not line:
             return
-        if command == "/clear":
-            self._conversation.clear()
-            self._note("a new conversation")
-        elif command == "/help":
-            self._note(HELP)
-        elif command == "/file":
-            if not argument.strip():
-                raise ChatError("/file needs a path: /file book.txt")
-            for path in paths_of(argument.strip(), command):
-                self._note(f"{path.name}: {self._conversation.attach(path)} characters, in front of the next message")
-        elif self._documents.does(command, argument.strip()):
+        if command in plain:
+            if argument:
+                raise ChatError(f"{command} takes nothing behind it")
+            plain[command]()
+        elif command in with_argument:
+            with_argument[command]()
+        elif self._documents.does(command, argument):
             return
-        elif command == "/policy":
-            self._set_policy(argument.strip())
         elif line.startswith("/"):
             raise ChatError(f"there is no command {quoted(command)}; /help lists those there are")
         else:
-            self._turn(line)
+            self._conversation.say(line)
+            self._turn()
+
+    def _clear(self) -> None:
+        self._conversation.clear()
+        self._has_told_habit = False
+        self._note("a new conversation")
+
+    def _attach(self, command: str, argument: str, attach: Callable[[Path], FileText]) -> None:
+        if not argument:
+            raise ChatError(f"{command} needs a path: {command} {'book.txt' if command == '/file' else 'src'}")
+        for path in paths_of(argument, command):
+            self._note(f"{path.name or path}: {attach(path).told}, in front of the next message")
+
+    def _set_system(self, text: str) -> None:
+        if text:
+            self._conversation.system = None if text == "none" else text
+        shown = self._conversation.system
+        self._note("there is no system message" if shown is None else f"the system message: {shown}")
+
+    def _set_temperature(self, text: str) -> None:
+        if text == "default":
+            self._temperature = None
+        elif text:
+            try:
+                given = float(text)
+            except ValueError:
+                given = -1.0
+            if not 0 <= given <= _MOST_TEMPERATURE:
+                raise ChatError(f"/temperature takes a number from 0 to {_MOST_TEMPERATURE:g}, or default")
+            self._temperature = given
+        self._note("the model's own temperature" if self._temperature is None else f"temperature {self._temperature:g}")
+
+    def _retry(self) -> None:
+        self._conversation.unanswer()
+        self._turn()
+
+    def _save(self, argument: str) -> None:
+        if not argument:
+            raise ChatError("/save needs a file: /save talk.md")
+        paths = paths_of(argument, "/save")
+        if len(paths) != 1:
+            raise ChatError('/save takes one file; put quotes around a name with blanks: /save "my talk.md"')
+        self._note(f"{self._conversation.save(paths[0])} messages are in {paths[0]}")
 
     def _set_policy(self, text: str) -> None:
         if not text:
@@ -175,12 +201,12 @@ class Terminal:
         self._policy = policy
         self._note(f"from the next message on: {text}")
 
-    def _turn(self, line: str) -> None:
-        self._conversation.say(line)
+    def _turn(self) -> None:
+        """Ask what was said last, and keep the answer."""
         answer = ""
         try:
             with contextlib.closing(
-                self._client.ask(self._conversation.messages, self._max_tokens, self._policy)
+                self._client.ask(self._conversation.sent, self._max_tokens, self._policy, self._temperature)
             ) as events:
                 for event in self._shown(events):
                     if isinstance(event, Words) and not event.reasoning:
@@ -200,14 +226,24 @@ class Terminal:
             raise
         if answer:
             self._conversation.answered(answer)
+            self._tell_habit(answer)
         else:
             self._conversation.unsay()
+
+    def _tell_habit(self, answer: str) -> None:
+        """Say once a conversation that the embedded model's refusal is no fact about somebody's text."""
+        is_refusal = self._client.model == EMBEDDED_MODEL_NAME and answer.strip() == _NOT_STATED
+        if is_refusal and not self._has_told_habit:
+            self._has_told_habit = True
+            self._note(_HABIT)
 
     def _shown(self, events: Iterator[Reading | Words | Finished]) -> Iterator[Reading | Words | Finished]:
         """Pass events on: a bar while the prompt is read, which goes away before the first word."""
         columns = (TextColumn("reading"), BarColumn(), TextColumn("{task.completed:,}/{task.total:,} tokens"))
         bar = Progress(*columns, TimeElapsedColumn(), console=self._console, transient=True)
         task: TaskID | None = None
+        page = MarkdownStream(self._console) if self._console.is_terminal else None
+        was_reasoning = False
         try:
             for event in events:
                 if isinstance(event, Reading) and self._console.is_terminal:
@@ -218,12 +254,25 @@ class Terminal:
                 elif task is not None:
                     bar.stop()
                 if isinstance(event, Words):
-                    style = "dim" if event.reasoning else None
-                    self._console.print(event.text, end="", style=style, markup=False, highlight=False, soft_wrap=True)
+                    if page is not None and was_reasoning and not event.reasoning:
+                        self._console.print("\n")
+                    was_reasoning = event.reasoning
+                    self._show_words(event, page)
+                elif isinstance(event, Finished) and page is not None:
+                    page.end()
                 yield event
         finally:
             if task is not None:
                 bar.stop()
+            if page is not None:
+                page.end()
+
+    def _show_words(self, words: Words, page: MarkdownStream | None) -> None:
+        if page is not None and not words.reasoning:
+            page.feed(words.text)
+            return
+        style = "dim" if words.reasoning else None
+        self._console.print(words.text, end="", style=style, markup=False, highlight=False, soft_wrap=True)
 
     def _note(self, text: str) -> None:
         self._console.print(text, style="dim", markup=False, highlight=False, soft_wrap=True)

@@ -14,7 +14,9 @@ import pytest
 from longreach import cli
 from longreach.chat.conversation import ChatClient, Finished, Reading, Words
 from longreach.chat.errors import ChatError
-from longreach.chat.terminal import Conversation, Terminal, summary
+from longreach.chat.messages import Conversation
+from longreach.chat.terminal import Terminal, summary
+from longreach.documents.pdf_child import read_pdf
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -153,14 +155,14 @@ def test_the_numbers_of_a_turn() -> None:
 def test_turns_are_remembered_without_their_reasoning(server: FakeServer) -> None:
     shown, conversation = chat(server, "Hi", "", "And then?", system="Be brief.")
     assert [message["role"] for message in server.bodies[1]["messages"]] == ["system", "user", "assistant", "user"]
-    assert conversation.messages[2] == {"role": "assistant", "content": "The [bold]owl flies."}
+    assert conversation.sent[2] == {"role": "assistant", "content": "The [bold]owl flies."}
     assert shown.count("The [bold]owl flies.") == 2, "markup in an answer is text"
     assert "first token 1.00 s · 3.0 tokens/s" in shown
 
 
 def test_clear_begins_anew_and_keeps_the_system_message(server: FakeServer) -> None:
     _, conversation = chat(server, "Hi", "/clear", system="Be brief.")
-    assert conversation.messages == [{"role": "system", "content": "Be brief."}]
+    assert conversation.sent == [{"role": "system", "content": "Be brief."}]
 
 
 def test_a_file_stands_in_front_of_the_next_message_only(server: FakeServer, tmp_path: Path) -> None:
@@ -189,19 +191,20 @@ def test_a_quote_without_its_end_is_told(server: FakeServer) -> None:
 
 
 def test_files_that_cannot_be_used_are_named(server: FakeServer, tmp_path: Path, monkeypatch: Any) -> None:
-    (tmp_path / "bad").write_bytes(b"\xff\xfe\x00")
+    (tmp_path / "bad").write_bytes(b"0123456789\xff\xfe")
     (tmp_path / "book.pdf").write_bytes(b"%PDF-1.7\n\xff")
     (tmp_path / "long").write_text("x" * 10**6)
-    monkeypatch.setattr("longreach.chat.terminal.MAX_FILE_BYTES", 10**6 - 1)
+    monkeypatch.setattr("longreach.chat.files.read_apart", read_pdf)
+    monkeypatch.setattr("longreach.chat.files.MAX_FILE_BYTES", 10**6 - 1)
     lines = ["/file", *(f"/file {tmp_path}/{name}" for name in ("none", "bad", "book.pdf", "long", ""))]
     shown, conversation = chat(server, *lines)
     for words_ in (
         "needs a path",
         "No such file",
         "no UTF-8 text",
-        "is a PDF",
+        "book.pdf' is a damaged PDF",
         "more than 999999 bytes",
-        "Is a directory",
+        "is a folder; /folder joins the files in it",
     ):
         assert words_ in shown
     assert not conversation.files

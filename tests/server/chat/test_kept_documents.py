@@ -9,7 +9,9 @@ from typing import Any
 
 import httpx2
 import pytest
+from longreach.documents.pdf_child import read_pdf
 
+from tests.pdfs import pdf
 from tests.server.chat.test_chat import FakeServer, chat
 
 TEXT = "Grüße. Call me Ishmael."
@@ -125,7 +127,20 @@ def test_clear_takes_back_what_waits(keeping: KeepingServer) -> None:
     assert asked(keeping, 0) == "Hi"
 
 
-def test_what_cannot_be_sent_is_told_before_it_is(keeping: KeepingServer, tmp_path: Path) -> None:
+def test_a_pdf_is_kept_as_its_text_once(
+    keeping: KeepingServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("longreach.chat.files.read_apart", read_pdf)
+    (tmp_path / "owl.pdf").write_bytes(pdf("The owl's key is 4071."))
+    shown, _ = chat(keeping, f"/upload {tmp_path}/owl.pdf", f"/upload {tmp_path}/owl.pdf")
+    assert [one.decode() for one in keeping.received] == ["[page 1]\nThe owl's key is 4071.\n"]
+    assert "owl.pdf is kept already" in shown
+
+
+def test_what_cannot_be_sent_is_told_before_it_is(
+    keeping: KeepingServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("longreach.chat.files.read_apart", read_pdf)
     (tmp_path / "book.pdf").write_bytes(b"%PDF-1.7\n\xff")
     (tmp_path / "bad").write_bytes(b"0123456789\xff")
     lines = ["/upload", "/use", "/forget", *(f"/upload {tmp_path}/{name}" for name in ("none", "bad", "book.pdf"))]
@@ -136,7 +151,7 @@ def test_what_cannot_be_sent_is_told_before_it_is(keeping: KeepingServer, tmp_pa
         "/forget needs a name or an id",
         "none': No such file",
         "'bad' is no UTF-8 text: byte 10 is none",
-        "'book.pdf' is a PDF",
+        "book.pdf' is a damaged PDF",
     ):
         assert words in shown
     assert not keeping.received

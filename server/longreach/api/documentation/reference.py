@@ -78,7 +78,8 @@ def sections(document: dict[str, Any]) -> Iterator[Section]:
             if (body := operation.get("requestBody")) is not None:
                 bodies = [schemas[name] for name in _bodies_of(body)]
                 # Where a body is one of several, each has its fields in the section of its own endpoint.
-                fields = _fields(bodies[0], schemas) if len(bodies) == 1 else [] if bodies else fields
+                if bodies:
+                    fields = _fields(bodies[0], schemas) if len(bodies) == 1 else []
                 parts |= dict.fromkeys(name for schema in bodies for name in _named(schema))
             yield Section(f"{method.upper()} {path}", operation["description"], fields)
     done: set[str] = set()
@@ -216,8 +217,8 @@ def _name(schema: dict[str, Any]) -> str:
 
 
 def _bodies_of(body: dict[str, Any]) -> list[str]:
-    """The objects of which a request's body is one, whatever form it is sent in; none where it is plain bytes."""
-    schema = next(iter(body["content"].values())).get("schema", {})
+    """The objects of which a request's body is one, whatever form it is sent in; none of a body that is a file."""
+    schema = next(iter(body["content"].values()))["schema"]
     return [name for one in schema.get("anyOf", [schema]) if (name := _name(one))]
 
 

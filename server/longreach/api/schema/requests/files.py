@@ -49,11 +49,11 @@ _SECONDS_SCHEMA = {"type": "integer", "minimum": _SECONDS[0], "maximum": _SECOND
 
 
 class FileForm(StrictModel):
-    """Keep a text file."""
+    """Keep a text file or a PDF."""
 
     file: Annotated[
         Filename | None,
-        Field(description="The file: text in UTF-8."),
+        Field(description="The file: text in UTF-8, or a PDF."),
         described({"type": "string", "format": "binary"}),
     ] = None
     purpose: Annotated[
