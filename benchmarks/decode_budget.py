@@ -25,8 +25,9 @@ from longreach.bench import shapes
 from longreach.bench.sizes import whole_numbers
 from longreach.bench.summary import environment
 from longreach.engine.engine import Engine
-from longreach.engine.messages import DecodeUse, EngineConfig, Failed, Generate, Sampling
+from longreach.engine.messages import EngineConfig, Failed, Generate, Sampling
 from longreach.engine.startup.build import build_engine
+from longreach.engine.updates import DecodeUse
 from longreach.policies.parse import policy_of
 from longreach.policies.values import DENSE, AttentionPolicy
 

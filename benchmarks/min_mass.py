@@ -20,8 +20,9 @@ from typing import Any
 import torch
 from longreach.bench.summary import environment
 from longreach.engine.engine import Engine
-from longreach.engine.messages import AttentionUse, DecodeUse, EngineConfig, Failed, Generate, Sampling, Updates
+from longreach.engine.messages import EngineConfig, Failed, Generate, Sampling
 from longreach.engine.startup.build import build_engine
+from longreach.engine.updates import AttentionUse, DecodeUse, Updates
 from longreach.policies.parse import policy_of
 from longreach_kernels.sparse.select import mass_floor, select_tiles
 

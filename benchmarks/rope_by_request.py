@@ -27,8 +27,9 @@ from longreach.bench import shapes
 from longreach.bench.sizes import whole_numbers
 from longreach.bench.summary import environment
 from longreach.engine.engine import Engine
-from longreach.engine.messages import EngineConfig, Failed, Generate, Sampling, Started, Update
+from longreach.engine.messages import EngineConfig, Failed, Generate, Sampling, Started
 from longreach.engine.startup.build import build_engine
+from longreach.engine.updates import Update
 from longreach.setting_values import parse_rope_scaling
 from longreach.text.tokenizer import Tokenizer
 from longreach_patches import ROW_SHIFT, rope_tables

@@ -19,7 +19,8 @@ import uvloop
 from longreach.api.server import configure_logging, serve
 from longreach.api.service.output_pipe import unblocked_output
 from longreach.config import load_settings
-from longreach.engine.messages import EngineConfig, Generate, Update
+from longreach.engine.messages import EngineConfig, Generate
+from longreach.engine.updates import Update
 
 from tests.clients.conversation import Conversation
 from tests.clients.scripted_model import answer

@@ -14,8 +14,9 @@ from typing import Any
 import httpx2
 import tokenizers
 from longreach.config import EMBEDDED_MODEL, EMBEDDED_MODEL_NAME
-from longreach.engine.messages import EngineConfig, Generate, Sampling, Updates
+from longreach.engine.messages import EngineConfig, Generate, Sampling
 from longreach.engine.startup.build import build_engine
+from longreach.engine.updates import Updates
 
 from tests.server.load.process import ServerProcess, eventually
 

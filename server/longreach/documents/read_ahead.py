@@ -17,8 +17,9 @@ from typing import Any, Protocol
 
 from longreach.engine.admission import Place
 from longreach.engine.errors import EngineDeadError, QueueFullError
-from longreach.engine.messages import Generate, Sampling, Started, Update
+from longreach.engine.messages import Generate, Sampling, Started
 from longreach.engine.rope_choice import factor_for
+from longreach.engine.updates import Update
 from longreach.errors import UnavailableError
 from longreach.policies.values import DENSE, AttentionPolicy
 

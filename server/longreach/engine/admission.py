@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from longreach.engine.cost_model import StepCost
 from longreach.engine.errors import QueueFullError
-from longreach.engine.messages import Update
+from longreach.engine.updates import Update
 from longreach.policies.visible import Visible
 
 # Unless told otherwise, prompts may wait that fill the KV cache so many times.

@@ -29,11 +29,10 @@ from longreach.engine.messages import (
     Started,
     StartFailed,
     Unpin,
-    Update,
-    Updates,
 )
 from longreach.engine.stats import Stats
 from longreach.engine.unread import MOST_OF_ALL, Unread
+from longreach.engine.updates import Update, Updates
 from longreach.policies.values import DENSE, AttentionPolicy
 from longreach.util.shared_bytes import SharedBytes
 

@@ -17,7 +17,7 @@ from longreach_kernels.compile_counts import CompileCounts
 from longreach.engine.errors import DeviceLostError, FailureKind
 from longreach.engine.kv_cache.offload_index import CacheMoves
 from longreach.engine.looks import Look, Looked
-from longreach.engine.messages import AttentionUse, DecodeUse, Failed, Generate, Pin, Update, Updates
+from longreach.engine.messages import Failed, Generate, Pin
 from longreach.engine.pair_count import PairCount
 from longreach.engine.requests.request import Constraint, Request
 from longreach.engine.requests.step_plan import Chunk, StepPlan
@@ -27,6 +27,7 @@ from longreach.engine.scheduling.forecast import NO_SIZES, EntrySizes, Forecaste
 from longreach.engine.scheduling.scheduler import Scheduler
 from longreach.engine.stats import Stats
 from longreach.engine.step_retry import Result, StepRunner, launch_apart
+from longreach.engine.updates import AttentionUse, DecodeUse, Update, Updates
 
 logger = logging.getLogger(__name__)
 

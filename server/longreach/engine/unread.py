@@ -8,7 +8,7 @@ from collections import deque
 import msgspec
 
 from longreach.engine.errors import EngineError, SlowReaderError
-from longreach.engine.messages import Logprob, Update
+from longreach.engine.updates import Logprob, Update
 from longreach.util.shared_bytes import SharedBytes
 
 # So many updates wait as they came. Those of a reader that is further behind are joined, which changes no answer: by

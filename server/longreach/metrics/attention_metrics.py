@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Histogram
 
-from longreach.engine.messages import AttentionUse, DecodeUse
+from longreach.engine.updates import AttentionUse, DecodeUse
 from longreach.metrics.names import LABELS, SHARES
 
 _TEXTS = {

@@ -17,8 +17,9 @@ from prometheus_client import (
 )
 
 from longreach.documents.counts import DocumentCounts
-from longreach.engine.messages import AttentionUse, DecodeUse, Started
+from longreach.engine.messages import Started
 from longreach.engine.stats import Stats
+from longreach.engine.updates import AttentionUse, DecodeUse
 from longreach.metrics.attention_metrics import AttentionMetrics
 from longreach.metrics.document_collector import DocumentCollector
 from longreach.metrics.engine_collector import EngineCollector

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from longreach.engine.messages import DecodeUse
+from longreach.engine.updates import DecodeUse
 
 
 @dataclass

@@ -11,8 +11,9 @@ import msgspec
 from longreach.engine.admission import Admission, Place
 from longreach.engine.errors import EngineDeadError, QueueFullError, RequestFailedError
 from longreach.engine.looks import Looked
-from longreach.engine.messages import AttendedBlocks, EngineConfig, Generate, Logprob, Started, Update
+from longreach.engine.messages import EngineConfig, Generate, Started
 from longreach.engine.stats import Stats
+from longreach.engine.updates import AttendedBlocks, Logprob, Update
 from longreach.policies.values import DENSE, AttentionPolicy
 
 EOS_ID = 1

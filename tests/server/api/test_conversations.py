@@ -6,7 +6,8 @@ from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 import pytest
-from longreach.engine.messages import Failed, Generate, Update
+from longreach.engine.messages import Failed, Generate
+from longreach.engine.updates import Update
 from longreach.text.tokenizer import Tokenizer
 from openai.types import CompletionUsage
 

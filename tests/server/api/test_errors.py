@@ -11,7 +11,8 @@ import openai
 import orjson
 import pytest
 from longreach.engine.errors import EngineDeadError, QueueFullError, RequestFailedError, SlowReaderError
-from longreach.engine.messages import Generate, Update
+from longreach.engine.messages import Generate
+from longreach.engine.updates import Update
 from longreach.errors import OverloadedError, UnavailableError
 from longreach.text.detokenizer import Detokenizer
 

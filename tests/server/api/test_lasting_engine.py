@@ -10,7 +10,8 @@ from longreach.api.service.lasting_engine import LastingEngine
 from longreach.api.service.metered_engine import MeteredEngine
 from longreach.engine.admission import Admission, Place
 from longreach.engine.errors import EngineDeadError
-from longreach.engine.messages import Generate, Update
+from longreach.engine.messages import Generate
+from longreach.engine.updates import Update
 from longreach.metrics import Metrics
 
 from tests.server.api.fake_engine import EOS_ID, EchoEngine

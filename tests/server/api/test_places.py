@@ -8,7 +8,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from longreach.engine.messages import AttendedBlocks, Generate
+from longreach.engine.messages import Generate
+from longreach.engine.updates import AttendedBlocks
 from longreach.text.sentences import excerpt, sentences
 
 from tests.server.api.conftest import MODEL, LiveServer

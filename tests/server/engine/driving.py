@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from longreach.engine.engine import Engine
-from longreach.engine.messages import EngineConfig, Failed, Generate, Sampling, Started, Update
+from longreach.engine.messages import EngineConfig, Failed, Generate, Sampling, Started
 from longreach.engine.startup.build import build_engine
+from longreach.engine.updates import Update
 
 
 def build(model_dir: Path, **changes: object) -> tuple[Engine, Started]:

@@ -7,7 +7,8 @@ from collections.abc import AsyncGenerator
 
 from longreach.engine.admission import Place
 from longreach.engine.client import EngineClient
-from longreach.engine.messages import Generate, Update
+from longreach.engine.messages import Generate
+from longreach.engine.updates import Update
 
 
 async def admitted(client: EngineClient, request: Generate) -> AsyncGenerator[Update, None]:

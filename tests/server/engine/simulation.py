@@ -13,11 +13,12 @@ from typing import Literal
 
 from longreach.engine.cost_model import StepCost
 from longreach.engine.kv_cache.offload_index import CacheMoves, Copy
-from longreach.engine.messages import Generate, Logprob
+from longreach.engine.messages import Generate
 from longreach.engine.requests.request import PENDING, Request
 from longreach.engine.requests.state_hold import StateSlots
 from longreach.engine.requests.step_plan import Chunk, StepPlan
 from longreach.engine.sampling.sampler import NOT_A_NUMBER
+from longreach.engine.updates import Logprob
 
 Windows = tuple[int | None, ...]
 # Whether a model has layers with recurrent states, beside others or alone.

@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from longreach.engine.admission import Admission, Place, most_queued_tokens
 from longreach.engine.cost_model import StepCost
 from longreach.engine.errors import QueueFullError
-from longreach.engine.messages import Update
+from longreach.engine.updates import Update
 
 
 def update(name: str, computed: int, prompt: int = 100) -> Update:

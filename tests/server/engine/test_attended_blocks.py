@@ -9,7 +9,8 @@ import pytest
 import torch
 from longreach.engine.device.attended_blocks import observed_layers
 from longreach.engine.engine import Engine
-from longreach.engine.messages import AttendedBlocks, Failed, Generate, Update
+from longreach.engine.messages import Failed, Generate
+from longreach.engine.updates import AttendedBlocks, Update
 from longreach.policies.parse import policy_of
 from transformers import AutoModelForCausalLM
 

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from longreach.engine.engine import Engine
 from longreach.engine.kv_cache.offload_index import CacheMoves
-from longreach.engine.messages import Generate, Updates
+from longreach.engine.messages import Generate
 from longreach.engine.requests.step_plan import StepPlan
+from longreach.engine.updates import Updates
 from longreach.policies.values import Window
 from longreach_kernels.compile_beside import KernelsMissingError
 

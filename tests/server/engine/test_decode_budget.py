@@ -12,8 +12,9 @@ from longreach.config import EMBEDDED_MODEL
 from longreach.engine.device.policies import mass_samples as kept_mass
 from longreach.engine.engine import Engine
 from longreach.engine.kv_cache.prefix_cache import PrefixCache
-from longreach.engine.messages import DecodeUse, EngineConfig, Failed, Generate
+from longreach.engine.messages import EngineConfig, Failed, Generate
 from longreach.engine.startup.build import build_engine
+from longreach.engine.updates import DecodeUse
 from longreach.policies.parse import policy_of
 from longreach.policies.values import DENSE, SparseDecode
 from longreach_kernels import PagedBatch

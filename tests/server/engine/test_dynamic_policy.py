@@ -10,7 +10,8 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from longreach.engine.messages import AttentionUse, Failed
+from longreach.engine.messages import Failed
+from longreach.engine.updates import AttentionUse
 from longreach.policies.parse import policy_of
 from longreach.policies.values import DENSE, AttentionPolicy
 from longreach_kernels import Causal, Window

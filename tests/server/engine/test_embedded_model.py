@@ -11,8 +11,9 @@ import tokenizers
 import torch
 from longreach.config import EMBEDDED_MODEL
 from longreach.engine.engine import Engine
-from longreach.engine.messages import EngineConfig, Generate, Sampling, Updates
+from longreach.engine.messages import EngineConfig, Generate, Sampling
 from longreach.engine.startup.build import build_engine
+from longreach.engine.updates import Updates
 from longreach.policies.parse import policy_of
 
 QUESTION = "\nWhat is the pass key for the silver lantern?\nAnswer:"

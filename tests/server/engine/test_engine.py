@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from longreach.engine.messages import Updates
+from longreach.engine.updates import Updates
 from transformers import AutoModelForCausalLM
 
 from tests.server.engine.conftest import ids

@@ -12,7 +12,8 @@ from longreach.api.service.lasting_engine import LastingEngine
 from longreach.api.service.metered_engine import MeteredEngine
 from longreach.engine.admission import Place
 from longreach.engine.client import EngineClient
-from longreach.engine.messages import EngineConfig, Generate, Sampling, Update
+from longreach.engine.messages import EngineConfig, Generate, Sampling
+from longreach.engine.updates import Update
 from longreach.metrics import Metrics
 
 from tests.server.engine.conftest import ids, save_model

@@ -14,11 +14,12 @@ from longreach.engine.engine import Engine
 from longreach.engine.kv_cache.allocator import PageAllocator
 from longreach.engine.kv_cache.page_pool import PagePool
 from longreach.engine.kv_cache.prefix_cache import PageHasher
-from longreach.engine.messages import Generate, Sampling, Updates
+from longreach.engine.messages import Generate, Sampling
 from longreach.engine.requests.step_plan import StepPlan
 from longreach.engine.scheduling.limits import Limits
 from longreach.engine.scheduling.priority import PATIENCE, head_start
 from longreach.engine.scheduling.scheduler import Scheduler
+from longreach.engine.updates import Updates
 
 from tests.server.engine.simulation import SimulatedRunner
 

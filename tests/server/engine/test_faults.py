@@ -11,8 +11,8 @@ import torch
 from longreach.engine.engine import Engine
 from longreach.engine.errors import DeviceLostError
 from longreach.engine.kv_cache.offload_index import CacheMoves
-from longreach.engine.messages import Updates
 from longreach.engine.requests.step_plan import StepPlan
+from longreach.engine.updates import Updates
 from longreach_patches import KVPages
 
 from tests.server.engine.conftest import ids

@@ -11,10 +11,11 @@ from longreach.engine.kv_cache.offload_index import CacheMoves
 from longreach.engine.kv_cache.page_pool import PagePool
 from longreach.engine.kv_cache.prefix_cache import PageHasher
 from longreach.engine.looks import Looked
-from longreach.engine.messages import Generate, Updates
+from longreach.engine.messages import Generate
 from longreach.engine.scheduling.limits import Limits
 from longreach.engine.scheduling.restore_time import RestoreTime
 from longreach.engine.scheduling.scheduler import Scheduler
+from longreach.engine.updates import Updates
 
 from tests.server.engine.simulation import SimulatedRunner
 from tests.server.engine.test_looks import look

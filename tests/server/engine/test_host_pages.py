@@ -18,11 +18,12 @@ from longreach.engine.kv_cache.last_use import page_used, state_used
 from longreach.engine.kv_cache.offload_index import CacheMoves, Copy, HostIndex
 from longreach.engine.kv_cache.page_pool import PagePool
 from longreach.engine.kv_cache.prefix_cache import PageHasher
-from longreach.engine.messages import EngineConfig, Failed, Generate, Sampling, Update, Updates
+from longreach.engine.messages import EngineConfig, Failed, Generate, Sampling
 from longreach.engine.scheduling.limits import Limits
 from longreach.engine.scheduling.scheduler import Scheduler
 from longreach.engine.startup import capacity
 from longreach.engine.startup.host_memory import HostMemory
+from longreach.engine.updates import Update, Updates
 from longreach_patches import KVPages, KVScales, LayerPages, PageShape, StateShape, StateStore
 
 from tests.server.engine.simulation import NO_MOVES, SimulatedRunner, expected_stream

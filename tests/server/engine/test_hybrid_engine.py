@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from longreach.engine.messages import EngineConfig, LayerCount
+from longreach.engine.messages import EngineConfig
 from longreach.engine.startup.build import build_engine
 from longreach.engine.startup.state_demand import StateDemand
+from longreach.engine.updates import LayerCount
 from longreach.policies.values import Window
 from longreach_kernels import Causal
 from longreach_kernels import Window as WindowMask

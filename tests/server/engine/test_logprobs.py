@@ -10,8 +10,9 @@ import msgspec
 import pytest
 import torch
 from longreach.engine.engine import Engine
-from longreach.engine.messages import Logprob, Sampling, Update
+from longreach.engine.messages import Sampling
 from longreach.engine.requests.prompt_lookup import MAX_DRAFTS
+from longreach.engine.updates import Logprob, Update
 from transformers import AutoModelForCausalLM
 
 from tests.server.engine.conftest import ids

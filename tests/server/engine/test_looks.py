@@ -8,7 +8,8 @@ import pytest
 from longreach.engine.engine import Engine
 from longreach.engine.kv_cache.prefix_cache import PageHasher
 from longreach.engine.looks import Look, Looked
-from longreach.engine.messages import Failed, Generate, Update
+from longreach.engine.messages import Failed, Generate
+from longreach.engine.updates import Update
 from longreach.policies.values import DENSE
 
 from tests.server.engine.kinds import KINDS, PAGE, Counting, engine_of

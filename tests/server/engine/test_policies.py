@@ -11,8 +11,9 @@ import torch
 from longreach.engine.device.policies.layer_masks import LayerPolicies
 from longreach.engine.device.policies.mass_samples import sampled
 from longreach.engine.engine import Engine
-from longreach.engine.messages import EngineConfig, Failed, Generate, LayerCount, Sampling
+from longreach.engine.messages import EngineConfig, Failed, Generate, Sampling
 from longreach.engine.startup.build import build_engine
+from longreach.engine.updates import LayerCount
 from longreach.policies.masks import mask_of
 from longreach.policies.values import DENSE, AttentionPolicy, BigBird, LocalGlobal, Strided, VerticalSlash, Window
 from longreach_kernels import Causal

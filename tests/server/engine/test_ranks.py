@@ -21,8 +21,9 @@ from longreach.config import EMBEDDED_MODEL
 from longreach.engine.client import EngineClient
 from longreach.engine.engine import Engine
 from longreach.engine.errors import EngineDeadError, EngineStartError
-from longreach.engine.messages import AttentionUse, EngineConfig, Failed, Generate, Sampling, Update, Updates
+from longreach.engine.messages import EngineConfig, Failed, Generate, Sampling
 from longreach.engine.startup.build import build_engine
+from longreach.engine.updates import AttentionUse, Update, Updates
 from longreach.plan_command import forecast
 from longreach.policies.values import DENSE, AttentionPolicy, Dynamic, Strided, Window
 from transformers import LlamaConfig

@@ -17,14 +17,12 @@ from longreach.engine.messages import (
     Cancel,
     EngineConfig,
     Generate,
-    Logprob,
     Sampling,
-    Update,
-    Updates,
     encode_frame,
     to_engine_decoder,
 )
 from longreach.engine.unread import Unread
+from longreach.engine.updates import Logprob, Update, Updates
 from longreach.util.shared_bytes import SharedBytes
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from longreach.engine.messages import AttendedBlocks, Generate
+from longreach.engine.messages import Generate
+from longreach.engine.updates import AttendedBlocks
 from longreach.text.tokenizer import Tokenizer
 
 from tests.server.api.conftest import LiveServer

@@ -15,7 +15,8 @@ from longreach.api.generation.compare_prompts import PromptText
 from longreach.api.schema.answers.usage import AnswerPlace, SentencePlaces
 from longreach.api.service.call import Call
 from longreach.documents.wrapping import opening
-from longreach.engine.messages import AttendedBlocks, Started
+from longreach.engine.messages import Started
+from longreach.engine.updates import AttendedBlocks
 from longreach.errors import InvalidRequestError
 from longreach.policies.values import AttentionPolicy
 from longreach.sizes import KEY_BLOCK

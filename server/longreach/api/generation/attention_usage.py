@@ -20,7 +20,7 @@ from longreach.api.schema.answers.usage import (
     QueriesBelow,
     ReadAgain,
 )
-from longreach.engine.messages import AttentionUse, DecodeUse
+from longreach.engine.updates import AttentionUse, DecodeUse
 
 
 def attention_usage(uses: Sequence[AttentionUse], answers: Collection[DecodeUse]) -> AttentionUsage | UnsetType:

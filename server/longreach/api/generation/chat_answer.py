@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from longreach.engine.messages import FinishReason
+from longreach.engine.updates import FinishReason
 from longreach.text.answer_reader import AnswerReader
 from longreach.text.parts import Part
 

@@ -28,7 +28,7 @@ from longreach.api.schema.answers.chat import (
 from longreach.api.schema.answers.usage import FinishReason, PromptLogprobs
 from longreach.api.schema.requests.chat import ChatRequest
 from longreach.api.service.call import Call
-from longreach.engine.messages import Logprob
+from longreach.engine.updates import Logprob
 from longreach.text.parts import Part, ToolCall
 
 

@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 
 from longreach.api.generation.text_stream import PlannedAnswer, TextDelta, generate_text
 from longreach.api.service.call import Call
-from longreach.engine.messages import FinishReason, Logprob
+from longreach.engine.updates import FinishReason, Logprob
 
 T = TypeVar("T")
 

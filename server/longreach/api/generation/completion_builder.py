@@ -18,7 +18,7 @@ from longreach.api.schema.answers.completions import Completion, CompletionChoic
 from longreach.api.schema.answers.usage import PromptProgress, Usage
 from longreach.api.schema.requests.completions import CompletionRequest
 from longreach.api.service.call import Call
-from longreach.engine.messages import Logprob
+from longreach.engine.updates import Logprob
 from longreach.text.token_places import TokenPlaces
 from longreach.text.tokenizer import Tokenizer
 from longreach.util.work_pool import done

@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator
 from longreach.api.generation.predict import Prediction
 from longreach.api.schema.requests.sampling import SamplingFields
 from longreach.api.service.call import Call
-from longreach.engine.messages import Update
+from longreach.engine.updates import Update
 from longreach.errors import DeadlineExceededError, DeadlineRefusedError
 
 

@@ -10,7 +10,7 @@ from collections.abc import Generator, Iterable
 from longreach.api.schema.answers.chat import ChatLogprobs, TokenLogprob, TopLogprob
 from longreach.api.schema.answers.completions import CompletionLogprobs
 from longreach.api.schema.answers.usage import PromptLogprob, PromptLogprobs
-from longreach.engine.messages import Logprob
+from longreach.engine.updates import Logprob
 from longreach.text.tokenizer import Tokenizer
 from longreach.util.json_pieces import encoded
 

@@ -15,7 +15,8 @@ from longreach.api.http.request_log import RequestRecord
 from longreach.api.service.call import Call
 from longreach.api.service.recent_prompts import RecentPrompt
 from longreach.engine.errors import RequestFailedError
-from longreach.engine.messages import AttendedBlocks, FinishReason, Generate, Logprob, Update
+from longreach.engine.messages import Generate
+from longreach.engine.updates import AttendedBlocks, FinishReason, Logprob, Update
 from longreach.errors import InvalidRequestError
 from longreach.text.stop import Stops, StopStrings
 from longreach.text.tokenizer import Tokenizer

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from longreach.api.http.auth import ApiKey
 from longreach.api.schema.answers.usage import PartedPrompt, SentencePlaces
-from longreach.engine.messages import AttentionUse, DecodeUse
+from longreach.engine.updates import AttentionUse, DecodeUse
 
 _PLAIN = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 _DIGEST_CHARACTERS = 16

@@ -8,8 +8,9 @@ from typing import Protocol
 
 from longreach.engine.admission import Place
 from longreach.engine.looks import Looked
-from longreach.engine.messages import AttentionPolicy, EngineConfig, Generate, Started, Update
+from longreach.engine.messages import AttentionPolicy, EngineConfig, Generate, Started
 from longreach.engine.stats import Stats
+from longreach.engine.updates import Update
 
 
 class EngineProtocol(Protocol):

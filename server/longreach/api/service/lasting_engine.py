@@ -21,8 +21,9 @@ from longreach.api.service.metered_engine import MeteredEngine
 from longreach.engine.admission import Place
 from longreach.engine.errors import EngineDeadError
 from longreach.engine.looks import Looked
-from longreach.engine.messages import DENSE, AttentionPolicy, Generate, Started, Update
+from longreach.engine.messages import DENSE, AttentionPolicy, Generate, Started
 from longreach.engine.stats import Stats
+from longreach.engine.updates import Update
 
 log = logging.getLogger(__name__)
 

@@ -12,8 +12,9 @@ from opentelemetry import trace
 from longreach.api.service.engine_protocol import EngineProtocol
 from longreach.engine.admission import Place
 from longreach.engine.looks import Looked
-from longreach.engine.messages import DENSE, AttentionPolicy, Generate, Started, Update
+from longreach.engine.messages import DENSE, AttentionPolicy, Generate, Started
 from longreach.engine.stats import Stats
+from longreach.engine.updates import Update
 from longreach.metrics import Metrics, Timeline
 
 _tracer = trace.get_tracer("longreach")

@@ -19,9 +19,9 @@ from longreach_patches import KeptQueries, KVPages, QueryTap
 
 from longreach.engine.device.device_tables import DeviceTables
 from longreach.engine.device.graphs.capture import Tapped, others
-from longreach.engine.messages import AttendedBlocks
 from longreach.engine.requests.request import Request
 from longreach.engine.requests.step_plan import StepPlan
+from longreach.engine.updates import AttendedBlocks
 from longreach.util.transfer import OnItsWay, upload
 
 _MOST_LAYERS = 16

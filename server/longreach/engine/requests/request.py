@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from longreach.engine.messages import AttendedBlocks, FinishReason, Generate, Logprob
+from longreach.engine.messages import Generate
 from longreach.engine.requests.awaited import Awaited
 from longreach.engine.requests.measurements import Measurements
 from longreach.engine.requests.page_hold import PageHold
@@ -17,6 +17,7 @@ from longreach.engine.requests.prompt_lookup import PromptLookup
 from longreach.engine.requests.sparse_decode_stats import AnswerReads
 from longreach.engine.requests.state_hold import StateHold
 from longreach.engine.requests.token_counts import TokenCounts
+from longreach.engine.updates import AttendedBlocks, FinishReason, Logprob
 from longreach.policies.values import SparseDecode, StepPolicy
 from longreach.policies.visible import Visible
 

@@ -11,10 +11,11 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from longreach.engine.messages import LEAST_LOGPROB, Logprob
+from longreach.engine.messages import LEAST_LOGPROB
 from longreach.engine.requests.request import Request
 from longreach.engine.requests.step_plan import Chunk, StepPlan
 from longreach.engine.sampling.row_invariant import likeliest, log_softmax
+from longreach.engine.updates import Logprob
 from longreach.util.transfer import OnItsWay, upload
 
 

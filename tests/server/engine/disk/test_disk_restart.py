@@ -12,8 +12,8 @@ import torch
 from longreach.engine.disk import entry_file
 from longreach.engine.engine import Engine
 from longreach.engine.kv_cache import borders, disk_tier
-from longreach.engine.messages import Update
 from longreach.engine.scheduling.scheduler import Scheduler
+from longreach.engine.updates import Update
 from transformers import PreTrainedConfig
 
 from tests.patches.families.configs import config_of, random_model

@@ -15,9 +15,10 @@ from longreach.engine.kv_cache.prefix_cache import PageHasher
 from longreach.engine.kv_cache.state_allocator import StateAllocator
 from longreach.engine.kv_cache.state_borders import BorderRule
 from longreach.engine.kv_cache.state_pool import StatePool
-from longreach.engine.messages import Failed, Generate, Sampling, Update
+from longreach.engine.messages import Failed, Generate, Sampling
 from longreach.engine.scheduling.limits import Limits
 from longreach.engine.scheduling.scheduler import Scheduler
+from longreach.engine.updates import Update
 from longreach.policies.values import DENSE
 
 from tests.server.engine.simulated_disk import Files, SimulatedDisk

@@ -20,9 +20,9 @@ from longreach_kernels.sparse import keys_read
 from longreach_kernels.sparse.select.mass_floor import drawn_count
 
 from longreach.engine.device.policies.layer_masks import LayerPolicies
-from longreach.engine.messages import AttentionUse, DecodeUse, FloorUse, KeptMass, LayerCount
 from longreach.engine.requests.floor_tests import CONFIDENCE
 from longreach.engine.requests.request import Request
+from longreach.engine.updates import AttentionUse, DecodeUse, FloorUse, KeptMass, LayerCount
 from longreach.policies.values import SparseDecode, StepPolicy
 from longreach.sizes import TILE
 
