@@ -144,9 +144,12 @@ def take(url: str, folder: Path) -> None:
         page = open_page(1280, 900)
         ask_the_example(page, url)
         page.screenshot(path=folder / "playground.png")
+        page.click("#keep")
+        expect(page.locator("#kept-list")).to_contain_text("cached")
+        page.locator("section", has=page.locator("#kept")).first.screenshot(path=folder / "playground-documents.png")
         test_needles(page)
-        page.locator(".side").evaluate("side => { side.style.maxHeight = 'none'; scrollTo(0, 0); }")
-        page.screenshot(path=folder / "playground-attention.png", full_page=True)
+        page.locator(".side").evaluate("side => { side.style.maxHeight = 'none'; }")
+        page.locator("#attention").screenshot(path=folder / "playground-attention.png")
         browser.close()
 
 

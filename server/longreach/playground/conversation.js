@@ -75,6 +75,7 @@ export class Conversation extends EventTarget {
   #put(turn, place) {
     this.turns.splice(place, 0, turn);
     byId("conversation").insertBefore(turn.node, byId("conversation").children[place] ?? null);
+    this.turns.forEach(({ node, about }, i) => node.classList.toggle("same", about === this.turns[i - 1]?.about));
     turn.addEventListener("grown", () => {
       this.follower.grown();
       this.dispatchEvent(new Event("change"));

@@ -115,7 +115,9 @@ async function ask(question = composer.question) {
     return;
   }
   composer.question = "";
-  await conversation.ask(question);
+  const answered = conversation.ask(question);
+  suggest();
+  await answered;
 }
 
 async function copy(write, what) {
@@ -129,9 +131,12 @@ async function copy(write, what) {
   else byId("copied").replaceChildren(element("pre", { tabindex: 0 }, snippet)); // the reader copies by hand
 }
 
+/** Offer the example's questions that have not been asked yet. */
 function suggest() {
-  byId("suggestions").hidden = !panel.isExample;
-  byId("suggestions").replaceChildren(...(panel.isExample ? EXAMPLE_QUESTIONS : []).map((question) => {
+  const asked = conversation.turns.filter((turn) => turn.epoch === epoch).map(({ question }) => question);
+  const left = panel.isExample ? EXAMPLE_QUESTIONS.filter((question) => !asked.includes(question)) : [];
+  byId("suggestions").hidden = !left.length;
+  byId("suggestions").replaceChildren(...left.map((question) => {
     const button = element("button", { type: "button", class: "suggestion" }, question);
     button.addEventListener("click", () => ask(question));
     return button;
@@ -151,6 +156,7 @@ async function restore() {
   if (data.book) panel.open(new Book(name, text, remark, document, skipped));
   epoch = data.epoch;
   conversation.restore(data.turns, panel.text, epoch);
+  suggest();
   refresh();
 }
 
@@ -224,7 +230,10 @@ byId("copy-curl").addEventListener("click", () => copy(asCurl, "curl"));
 byId("copy-python").addEventListener("click", () => copy(asPython, "Python"));
 byId("export-markdown").addEventListener("click", () => download("conversation.md", "text/markdown", asMarkdown(exported())));
 byId("export-json").addEventListener("click", () => download("conversation.json", "application/json", asJson(exported())));
-onSecondPress(byId("clear"), "Remove all of it?", () => conversation.clear());
+onSecondPress(byId("clear"), "Remove all of it?", () => {
+  conversation.clear();
+  suggest();
+});
 onSecondPress(byId("forget"), "Really forget?", async () => {
   conversation.clear();
   panel.open(null);
