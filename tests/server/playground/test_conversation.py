@@ -111,7 +111,7 @@ def test_a_reload_keeps_all_until_it_is_forgotten(server: LiveServer, open_page:
       const { load } = await import("/playground/store.js");
       return (await load("conversation"))?.turns.map(({ answer }) => answer) ?? [];
     }"""
-    for _ in range(100):  # it is kept in a moment
+    for _ in range(1200):  # it is kept in a moment
         if page.evaluate(kept) == ["It is **4071**."]:
             break
         page.wait_for_timeout(50)
