@@ -114,3 +114,11 @@ function wrapped({ node, start, end }, wrapper) {
   wrapper.append(middle);
   return wrapper;
 }
+
+/** The index in a string of the character with this number: offsets count characters, and a string's indices count halves of some. */
+function indexAt(text, characters) {
+  if (!/[\ud800-\udbff]/.test(text)) return characters;
+  let index = 0;
+  for (let left = characters; left > 0 && index < text.length; left -= 1) index += text.codePointAt(index) > 0xffff ? 2 : 1;
+  return index;
+}
