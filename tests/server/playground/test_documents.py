@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from longreach.chat.files import read_folder
 from longreach.text.tokenizer import Tokenizer
 
 from tests.server.api.conftest import LiveServer
@@ -106,6 +107,7 @@ def test_a_folder_is_one_text_under_its_paths(server: LiveServer, open_page: Ope
     finished(page)
     text = "=== app/.env ===\nkept\n\n=== app/a/B.txt ===\n\n\n=== app/a/z.txt ===\nKöln\n\n=== app/b.py ===\ntwo\n\n"
     expect(page.locator(".turn .answer")).to_contain_text("=== app/a/z.txt ===")
+    assert read_folder(tmp_path / "app").text == text, "the chat joins a folder as the page does"
     joined, left_out = page.evaluate(DROPPED)
     assert joined == text
     assert left_out == "Skipped: hidden folders, 1 file over 1 MB, 2 lock files, node_modules."
