@@ -14,6 +14,7 @@ from longreach.api.service import grammar_compiler as grammars
 from longreach.api.service.grammar_check import OUT_OF_MEMORY, Kind
 from longreach.api.service.grammar_compiler import GrammarCompiler
 from longreach.errors import InvalidRequestError, OverloadedError, UnavailableError
+from longreach.util import child_answer
 
 from tests.server.api.test_chat import schema_of
 
@@ -240,7 +241,7 @@ def test_a_process_that_cannot_be_started_is_told_and_not_remembered(monkeypatch
     async def main() -> None:
         compiler = GrammarCompiler(65536, 20)
         with monkeypatch.context() as patched:
-            patched.setattr(grammars, "require_descriptors", no_descriptors)
+            patched.setattr(child_answer, "require_descriptors", no_descriptors)
             with pytest.raises(UnavailableError) as refused:
                 await compiler.compile("regex", "ab+", "regex", "me")
         assert (refused.value.status, refused.value.code) == (503, "grammar_not_compiled")

@@ -8,12 +8,9 @@ share is tried once, and so is one that is refused.
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import hashlib
 import json
 import logging
-import os
 import signal
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -25,8 +22,8 @@ import orjson
 from longreach.api.service.grammar_check import CHILD_MEMORY_BYTES, OUT_OF_MEMORY, Kind
 from longreach.api.service.turns import TooManyWaitingError, Turns
 from longreach.errors import InvalidRequestError, OverloadedError, UnavailableError
-from longreach.util.descriptors import require_descriptors
-from longreach.util.safe_path import environment, module_command
+from longreach.util.child_answer import child_answer
+from longreach.util.safe_path import module_command
 
 log = logging.getLogger(__name__)
 
@@ -120,31 +117,17 @@ class GrammarCompiler:
         return verdict
 
     async def _try(self, question: bytes) -> _Verdict:
+        command = module_command("longreach.api.service.grammar_check", str(self._seconds))
         try:
-            require_descriptors()
-            process = await asyncio.create_subprocess_exec(
-                *module_command("longreach.api.service.grammar_check", str(self._seconds)),
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.DEVNULL,
-                env=environment(os.environ),
-            )
+            status, answer = await child_answer(command, question, self._seconds * _PATIENCE)
+        except TimeoutError:  # an OSError, too
+            # It has not had its time yet: that says nothing of the grammar, and is not remembered.
+            message = "The server is busy: the machine has no time to compile a grammar."
+            raise OverloadedError(message, self._seconds * _PATIENCE, code="grammar_timeout") from None
         except OSError as error:
             log.error("no process can be started to compile a grammar: %s", error.strerror or error)
             message = "No process can be started to compile a grammar at this moment."
             raise UnavailableError(message, code="grammar_not_compiled", retry_after=_RETRY_AFTER_SHORTAGE) from None
-        try:
-            answer, _ = await asyncio.wait_for(process.communicate(question), self._seconds * _PATIENCE)
-        except TimeoutError:
-            # It has not had its time yet: that says nothing of the grammar, and is not remembered.
-            message = "The server is busy: the machine has no time to compile a grammar."
-            raise OverloadedError(message, self._seconds * _PATIENCE, code="grammar_timeout") from None
-        finally:
-            if process.returncode is None:
-                with contextlib.suppress(ProcessLookupError):
-                    process.kill()
-                await process.wait()
-        status = await process.wait()
         if status == 0:
             return _Verdict(*orjson.loads(answer))
         if status == OUT_OF_MEMORY or (status < 0 and -status not in _ASKED_TO_END):  # ended by one of its limits

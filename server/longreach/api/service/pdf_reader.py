@@ -6,11 +6,8 @@ from the time of an answer that another key has sent the same file: what is kept
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import hashlib
 import logging
-import os
 from collections import OrderedDict
 from dataclasses import dataclass, field, replace
 
@@ -18,8 +15,7 @@ from longreach.api.service.turns import TooManyWaitingError, Turns
 from longreach.documents.pdf import CHILD_SECONDS, PdfText
 from longreach.documents.pdf_process import PATIENCE, command, outcome
 from longreach.errors import OverloadedError, UnavailableError
-from longreach.util.descriptors import require_descriptors
-from longreach.util.safe_path import environment
+from longreach.util.child_answer import child_answer
 from longreach.util.work_pool import WorkPool
 
 log = logging.getLogger(__name__)
@@ -85,27 +81,12 @@ class PdfReader:
 
     async def _read(self, question: _Question) -> PdfText:
         try:
-            require_descriptors()
-            process = await asyncio.create_subprocess_exec(
-                *command(question.most_bytes),
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.DEVNULL,
-                env=environment(os.environ),
-            )
+            answer = await child_answer(command(question.most_bytes), question.data, CHILD_SECONDS * PATIENCE)
+        except TimeoutError:  # an OSError, too
+            message = "The server is busy: the machine has no time to read a PDF."
+            raise OverloadedError(message, _RETRY_AFTER_OTHERS, code="pdf_timeout") from None
         except OSError as error:
             log.error("no process can be started to read a PDF: %s", error.strerror or error)
             message = "No process can be started to read a PDF at this moment."
             raise UnavailableError(message, code="pdf_not_read", retry_after=_RETRY_AFTER_SHORTAGE) from None
-        try:
-            answer, _ = await asyncio.wait_for(process.communicate(question.data), CHILD_SECONDS * PATIENCE)
-        except TimeoutError:
-            message = "The server is busy: the machine has no time to read a PDF."
-            raise OverloadedError(message, _RETRY_AFTER_OTHERS, code="pdf_timeout") from None
-        finally:
-            if process.returncode is None:
-                with contextlib.suppress(ProcessLookupError):
-                    process.kill()
-                await process.wait()
-        status = await process.wait()
-        return await self._pool.call(outcome, status, answer)
+        return await self._pool.call(outcome, answer.status, answer.output)
