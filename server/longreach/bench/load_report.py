@@ -13,8 +13,8 @@ FEWEST_SAMPLES = 3
 _FEWEST_LENGTHS = 4
 _LEAST_RANGE = 8
 _NO_GROWTH = (
-    f"no exponent: it needs {_FEWEST_LENGTHS} lengths, the longest {_LEAST_RANGE} times the shortest, and "
-    f"{FEWEST_SAMPLES} cold prompts of each, all near one power of the length"
+    f"An exponent needs {_FEWEST_LENGTHS} lengths, the longest {_LEAST_RANGE} times the shortest. "
+    f"It needs {FEWEST_SAMPLES} cold prompts of each, all near one power of the length."
 )
 _FARTHEST = 1.5  # a point that is farther from the law, as a factor, says that there is none
 
@@ -118,14 +118,16 @@ def _policies(policies: list[dict[str, Any]]) -> list[list[str]]:
 
 
 def _growth(policies: list[dict[str, Any]]) -> list[str]:
-    said = []
+    said, without = [], []
     for policy in policies:
         if law := growth(policy):
             rows = cold_rows(policy)
             first, last = rows[0]["prompt_tokens"], rows[-1]["prompt_tokens"]
             said.append(f"{policy['name']}: TTFT grows as N^{law.exponent:.2f} from {first:,} to {last:,} tokens.")
         elif policy["rows"]:
-            said.append(f"{policy['name']}: {_NO_GROWTH}.")
+            without.append(policy["name"])
+    if without:
+        said.append(f"No exponent of TTFT is told of {', '.join(without)}. {_NO_GROWTH}")
     return [" ".join(said)] if said else []
 
 

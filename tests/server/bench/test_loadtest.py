@@ -150,7 +150,10 @@ def test_the_report_says_what_was_measured() -> None:
         row["ttft_s"] = dict.fromkeys(row["ttft_s"], row["prompt_tokens"] ** 2 / 1e6) | {"count": row["requests"]}
     result["policies"][0]["recall"] = [{"prompt_tokens": 200, "prompts": 3, "exact": 0.67}]
     text = load_report.table(result)
-    assert "dense: no exponent: it needs 4 lengths, the longest 8 times the shortest, and 3 cold prompts" in text
+    assert (
+        "No exponent of TTFT is told of dense. An exponent needs 4 lengths, the longest 8 times the shortest. It"
+        in text
+    )
     assert "| 100 | cold | 1 | 0.010 / - / - |" in text  # of two
     assert "| 200 | 100 cached | 2 | 0.040 / 0.040 / 0.040 |" in text
     assert "| dense: recall of one fact, 3 prompts |  | 0.67 |" in text
