@@ -23,6 +23,7 @@ import urllib.error
 import urllib.request
 from datetime import date
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 TEXT = "The ferry leaves at noon. The pass key for the silver lantern is 48213. The harbour is closed on Mondays.\n"
@@ -128,7 +129,9 @@ def main() -> None:
         row = {"label": given.label, **measured(given.repository, given.python, given.make, folder)}
     finally:
         shutil.rmtree(folder)
-    result = json.loads(given.out.read_text()) if given.out.exists() else {"benchmark": "install", "conditions": ""}
+    result: dict[str, Any] = (
+        json.loads(given.out.read_text()) if given.out.exists() else {"benchmark": "install", "conditions": ""}
+    )
     result["rows"] = [*(other for other in result.get("rows", []) if other["label"] != given.label), row]
     given.out.write_text(json.dumps(result, indent=1) + "\n")
     print(json.dumps(row, indent=1))

@@ -85,7 +85,9 @@ def ask_about_code(page: Page, url: str) -> None:
     as_another_model(page)
     page.goto(url)
     expect(page.locator("#ask")).to_be_enabled()
-    files = [{"name": name, "mimeType": "text/plain", "buffer": text.encode()} for name, text in FILES.items()]
+    files: list[Any] = [
+        {"name": name, "mimeType": "text/plain", "buffer": text.encode()} for name, text in FILES.items()
+    ]
     page.set_input_files("#file", files)
     expect(page.locator("#book-size")).to_contain_text("tokens")
     page.fill("#question", CODE_QUESTION)

@@ -34,4 +34,7 @@ _PATTERNS: tuple[tuple[re.Pattern[str], PathClass], ...] = tuple((re.compile(tex
 def path_class(path: str) -> PathClass:
     """The kind of a request to `path`, which may have a query."""
     path = path.partition("?")[0]
-    return next((name for pattern, name in _PATTERNS if pattern.fullmatch(path)), "other")
+    for pattern, name in _PATTERNS:
+        if pattern.fullmatch(path):
+            return name
+    return "other"

@@ -189,7 +189,8 @@ def _write(connection: socket.socket, outbox: queue.SimpleQueue[FromEngine]) -> 
 
 
 def _beat(engine: Engine, outbox: queue.SimpleQueue[FromEngine]) -> None:
-    for beat in itertools.count():
+    memory = engine_memory()
+    for beat in itertools.count(1):
         if beat % _BEATS_A_LOOK == 0:
             memory = engine_memory()
         outbox.put(Heartbeat(engine.step_seconds, msgspec.structs.replace(engine.stats, memory=memory)))
