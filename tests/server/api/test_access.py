@@ -73,7 +73,7 @@ def test_what_is_no_key_of_ours_is_refused(guarded: LiveServer, header: str) -> 
 
 
 def test_each_key_opens_and_is_logged_by_name_only(guarded: LiveServer, caplog: pytest.LogCaptureFixture) -> None:
-    with guarded as server, caplog.at_level("INFO", "longreach.requests"):
+    with guarded as server, caplog.at_level("DEBUG", "longreach.requests"):
         for key in ("first-key-0001", "other-key-0002"):
             assert server.http.get("/v1/models", headers=bearer(key)).status_code == 200
         with openai.OpenAI(base_url=f"{server.url}/v1", api_key="first-key-0001", max_retries=0) as client:

@@ -99,7 +99,7 @@ def test_head_is_get_without_the_body(plain: LiveServer) -> None:
 
 
 def test_head_is_logged_as_such(plain: LiveServer, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level("INFO", "longreach.requests"):
+    with caplog.at_level("DEBUG", "longreach.requests"):  # polls are told there alone
         plain.http.head("/version")
         eventually(lambda: bool(caplog.records))
     assert "HEAD /version status=200" in caplog.text

@@ -97,7 +97,10 @@ def test_refusals_are_logged_and_counted(local: LiveServer, caplog: pytest.LogCa
     assert b"x-request-id: mine-1\r\n" in answer
     assert "id=mine-1 GET /v1/models status=421" in caplog.text
     assert "finish=host_not_allowed" in caplog.text
-    assert 'longreach:http_requests_total{end="host_not_allowed",status="421"}' in local.http.get("/metrics").text
+    assert (
+        'longreach:http_requests_total{end="host_not_allowed",path="models",status="421"}'
+        in local.http.get("/metrics").text
+    )
 
 
 def test_allowed_hosts(make_server: Callable[..., LiveServer]) -> None:
