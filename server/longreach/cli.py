@@ -223,7 +223,7 @@ def deploy(
 @app.command(cls=SectionedCommand)
 @with_settings(*_ENGINE_SETTINGS)
 def warmup(**flags: Any) -> None:
-    """Compile the GPU kernels that a model needs, before a server starts.
+    """Compile the GPU kernels of a model before its server starts.
 
     They go into Triton's cache, and a server that finds them there compiles nothing. Give the settings that the
     server will have: they, the GPU and the versions decide which kernels are needed.
@@ -252,7 +252,7 @@ def warmup(**flags: Any) -> None:
 @app.command(cls=SectionedCommand)
 @with_settings("model", "revision", "tokenizer")
 def fetch(**flags: Any) -> None:
-    """Download what a server reads of a model, and of another tokenizer, into the hub's cache.
+    """Download a model, and its tokenizer, into the hub's cache.
 
     A server with the same settings then needs no network: set HF_HUB_OFFLINE=1 there.
     """
