@@ -244,7 +244,7 @@ def test_pairs_of_queries_and_keys_are_counted_layer_by_layer(model_dir: Path) -
         ({"kv_cache_bytes": 100}, "no memory is left for the KV cache"),
         ({"kv_offload_bytes": 2**43}, r"--kv-offload-bytes: 8192.0 GiB are more than the .* of host memory"),
         ({"max_num_seqs": 100}, "max_num_seqs"),
-        ({"attention_backend": "hopper"}, r"backend: .hopper. takes fp16 or bf16"),
+        ({"attention_backend": "hopper"}, r"backend: .hopper. needs tensors on a CUDA GPU"),
     ],
 )
 def test_settings_that_cannot_hold_are_named(model_dir: Path, changes: dict, message: str) -> None:
