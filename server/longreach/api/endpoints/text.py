@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from longreach.api.documentation.openapi import documented
-from longreach.api.http.body import check_body, media_type
+from longreach.api.http.body import check_body, media_type, whole_body
 from longreach.api.http.request_log import RequestRecord
 from longreach.api.http.respond import long_json_response
 from longreach.api.schema.answers.text import FileText
@@ -17,7 +17,7 @@ from longreach.api.service.file_text import read_pdf
 from longreach.api.service.service import Service
 from longreach.documents.pdf import is_pdf
 from longreach.documents.plain_text import NotTextError, text_of
-from longreach.errors import BodyTooLargeError, InvalidRequestError
+from longreach.errors import InvalidRequestError
 
 router = APIRouter()
 
@@ -40,11 +40,7 @@ async def text_of_file(
     engine, _ = service.require_ready()
     limit = service.settings.file_limit(engine.info.max_model_len)
     check_body(request, limit)
-    data = bytearray()
-    async for chunk in request.stream():
-        data += chunk
-        if len(data) > limit:
-            raise BodyTooLargeError(limit)
+    data = await whole_body(request, limit)
     declared = media_type(request)
     if is_pdf(data, declared):
         found = await read_pdf(service, record, bytes(data), name, "text")

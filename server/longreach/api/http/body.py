@@ -106,11 +106,7 @@ async def read_json(
         ContextLengthError: a prompt has more than `most_tokens` token ids.
     """
     _check_headers(request, limit)
-    body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > limit:
-            raise BodyTooLargeError(limit)
+    body = await whole_body(request, limit)
     if len(body) <= _LONG_BYTES:
         return parse(_chosen(model, body), _loaded(body)), body
     return await pool.call(_decoded, model, body, most_tokens, caller=caller, size=len(body)), body
@@ -150,6 +146,20 @@ def body_length(request: Request) -> int | None:
     """The bytes that the body is declared to have."""
     declared = request.headers.get("content-length", "")
     return int(declared) if declared.isascii() and declared.isdigit() else None
+
+
+async def whole_body(request: Request, limit: int) -> bytearray:
+    """All bytes of a request's body.
+
+    Raises:
+        BodyTooLargeError: they are more than `limit`; what follows is not read.
+    """
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > limit:
+            raise BodyTooLargeError(limit)
+    return body
 
 
 def check_body(request: Request, limit: int) -> None:
