@@ -180,17 +180,20 @@ def load_model(
         ModelLoadError: a file is missing, broken, or does not match the config.
         UnsupportedModelError: the family or a feature of the config is not supported.
         ValueError: the device, dtype or backend does not exist or cannot be combined, the model cannot be split so, or
-            what is asked for is not batch invariant.
+            what is asked for is not batch invariant, or the model's positions are not made for sequences so long.
     """
     start = time.perf_counter()
     config = load_config(model, overrides, quantization)
     target = resolve_device(device)
     resolved_dtype = resolve_dtype(dtype, target, config)
+    # All that can be refused is, before anything large is read.
+    rope.check_length(config, max_length)
+    chosen = resolve_backend(backend, target, resolved_dtype)
     tables = rope_tables.tables_of(config, max_length) if rope_by_request else ()
     check_layout(config, layout)
     weight_sources.check_split(config, layout)
-    if batch_invariant:  # before anything large is read
-        check_backend(resolve_backend(backend, target, resolved_dtype))
+    if batch_invariant:
+        check_backend(chosen)
         check_ranks(layout)
         check_modules(weight_sources.without_weights(config))
     if random_weights:

@@ -60,6 +60,19 @@ def plain_length(config: PretrainedConfig) -> int | None:
     return min(chunk, 2 * (chunk - local), original)
 
 
+def check_length(config: PretrainedConfig, length: int | None) -> None:
+    """See that a model's positions are made for sequences of `length` tokens; None asks for nothing.
+
+    Raises:
+        ValueError: they are not; the message names the cure.
+    """
+    if length is not None and length > (longest := longest_sequence(config)):
+        raise ValueError(
+            f"max_model_len {length} is longer than the {longest} positions of this model; "
+            f"use --max-model-len {longest} or less: {cure(config)}"
+        )
+
+
 def cure(config: PretrainedConfig) -> str:
     """What can be done for sequences beyond `longest_sequence`, for people; the flags are those of the server."""
     if (chunk := plain_length(config)) is not None and chunk < _positions(config):

@@ -48,7 +48,7 @@ def planned(model: Path) -> str:
     return line.removeprefix("longreach: error: ")
 
 
-def served(model: Path) -> str:
+def served(model: Path, **settings: Any) -> str:
     """The line with which a server ends: its own checks in this process, and the engine's too."""
 
     async def start(config: EngineConfig) -> EngineClient:
@@ -59,7 +59,7 @@ def served(model: Path) -> str:
         raise AssertionError("it started")
 
     async def load() -> None:
-        await Service(load_settings(model=str(model), device="cpu")).load(start)
+        await Service(load_settings(**{"model": str(model), "device": "cpu"} | settings)).load(start)
 
     with pytest.raises((ConfigError, ModelFilesError, TokenizerError, EngineStartError)) as caught:
         asyncio.run(load())
@@ -276,6 +276,36 @@ def test_a_damaged_file_is_named(model: Path, damage: str) -> None:
         assert planned(model) == line
     else:
         assert CliRunner().invoke(cli.app, ["plan", str(model), "--gpu-memory", "80GiB"]).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("model_type", "words"),
+    [("bert", "model type 'bert' has no entry"), ("owl", "The checkpoint you are trying to load has model")],
+)
+@pytest.mark.parametrize("spoil", [Path.unlink, holding("{}")], ids=["gone", "broken"])
+def test_a_family_that_is_not_supported_is_told_before_its_tokenizer(
+    model: Path, model_type: str, words: str, spoil: Callable[[Path], None]
+) -> None:
+    (model / "config.json").write_text(json.dumps(CONFIG | {"model_type": model_type}))
+    spoil(model / "tokenizer.json")
+    assert words in served(model)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"max_model_len": "10M"}, "max_model_len 10485760 is longer than the 131072 positions of this model"),
+        ({"device": "auto", "attention_backend": "hopper"}, "backend: 'hopper' needs"),
+        ({"dtype": "float16", "attention_backend": "hopper", "device": "auto"}, "backend: 'hopper' needs"),
+    ],
+)
+def test_a_setting_that_cannot_hold_is_told_before_weights_are_read(
+    model: Path, settings: dict[str, Any], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    cut(model / "model.safetensors")
+    assert words in served(model, **settings)
+    assert "not a whole safetensors file" in served(model)
 
 
 def test_the_process_ends_with_that_line_and_runs_no_code_of_the_model(model: Path) -> None:

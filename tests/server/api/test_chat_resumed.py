@@ -96,7 +96,7 @@ def test_whoever_stops_ends_what_the_server_does(server: LiveServer) -> None:
     assert server.engine.running
     events.close()
     eventually(lambda: not server.engine.running)
-    assert not [*server.service.identified._runs]
+    eventually(lambda: not [*server.service.identified._runs])
 
 
 def test_an_answer_that_the_server_has_lost_is_told(server: LiveServer) -> None:

@@ -378,7 +378,7 @@ def test_uses_and_deletions_at_once_end_one_way_or_the_other(chat: LiveServer) -
         assert sorted(future.result() for future in deleted) == [200] * 12 + [404] * 12
     eventually(lambda: chat.idle and not chat.service.document_reader.waiting)
     assert chat.service.documents.totals.documents == 0
-    assert not chat.service.bodies.total
+    eventually(lambda: not chat.service.bodies.total)
 
 
 def test_a_policy_goes_to_the_engine_as_it_was_given(chat: LiveServer) -> None:

@@ -26,6 +26,7 @@ from longreach.api.service.identified import IdentifiedRuns
 from longreach.api.service.kept_responses import KeptResponses
 from longreach.api.service.mask_pictures import MaskPictures
 from longreach.api.service.metered_engine import MeteredEngine
+from longreach.api.service.model_check import refuse_unsupported
 from longreach.api.service.pdf_reader import PdfReader
 from longreach.api.service.recent_prompts import RecentPrompts
 from longreach.api.service.sampling_defaults import sampling_defaults
@@ -38,7 +39,7 @@ from longreach.engine.client import EngineClient
 from longreach.engine.errors import EngineDeadError
 from longreach.engine.messages import Sampling, Started
 from longreach.engine.stats import Stats
-from longreach.errors import ModelNotFoundError, UnavailableError
+from longreach.errors import ModelNotFoundError, TokenizerError, UnavailableError
 from longreach.metrics import Metrics, ServerState
 from longreach.text.end_tokens import end_token_ids
 from longreach.text.tokenizer import Tokenizer
@@ -144,7 +145,11 @@ class Service:
         spoken = files
         if other is not None:
             spoken = await self.reading.call(hub.tokenizer_files, other)
-        tokenizer = await self.reading.call(Tokenizer.load, str(spoken))
+        try:
+            tokenizer = await self.reading.call(Tokenizer.load, str(spoken))
+        except TokenizerError:
+            await self.reading.call(refuse_unsupported, str(files), self._engine_config)
+            raise
         chat = await self.reading.call(
             Chat.load, str(spoken), self.settings.chat_template, self.settings.tool_call_format
         )

@@ -133,11 +133,7 @@ class Demand:
                 go with it; the message names the cure.
         """
         asked, max_positions = config.max_model_len, rope.longest_sequence(model)
-        if asked is not None and asked > max_positions:
-            raise ValueError(
-                f"max_model_len {asked} is longer than the {max_positions} positions of this model; "
-                f"use --max-model-len {max_positions} or less: {rope.cure(model)}"
-            )
+        rope.check_length(model, asked)
         tokens = min(batched_tokens, asked or max_positions)
         rows = min(config.max_num_seqs + MAX_DRAFTS, tokens)
         return cls(
