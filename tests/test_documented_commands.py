@@ -38,7 +38,7 @@ EXCUSED = {
     "kubectl ": "there is no cluster; tests/docker checks the manifests",
     "longreach deploy ": "needs a Ray cluster; tests/server/cluster and tests/server/load/hosts.py run it",
     "pip install ": "would install into the environment of the tests",
-    "ray start ": "would start a Ray that outlives the test",
+    "RAY_worker_niceness=0 ray start ": "would start a Ray that outlives the test",
     "serve shutdown": "as above: there is no Ray cluster to end",
     "python -m benchmarks.kernels": "needs a GPU; tests/benchmarks/test_kernels.py runs it where there is one",
     "python -m benchmarks.policy_cost": "needs a GPU; tests/benchmarks/test_policy_cost.py has its parts",

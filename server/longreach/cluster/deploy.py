@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import signal
 import socket
 import sysconfig
@@ -75,6 +76,8 @@ def _connect(address: str) -> None:
     own: dict[str, Any] = {}
     if address == LOCAL:
         own["include_dashboard"] = False
+        # Its workers would have the least priority of all programs here. The processes that it starts read this.
+        os.environ.setdefault("RAY_worker_niceness", "0")
         # A terminal that closes would end all processes at once, with their streams. They inherit this.
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:

@@ -72,6 +72,11 @@ def test_no_process_runs_what_lies_in_the_folder_of_the_command(poison: Poison, 
     assert poison.ran == ""
 
 
+def test_replicas_are_no_nicer_than_the_command(deployed: Deployed) -> None:
+    """Ray's own default lets its workers wait for every other program of the machine."""
+    assert {os.getpriority(os.PRIO_PROCESS, pid) for pid in deployed.pids("")} == {os.getpriority(os.PRIO_PROCESS, 0)}
+
+
 def test_a_terminal_that_closes_ends_nothing(deployed: Deployed, http: httpx2.Client) -> None:
     """It sends SIGHUP to every process that was started in it."""
     pids = deployed.pids("")
