@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from longreach_kernels import resolve_backend
 from transformers import (
     CONFIG_MAPPING,
@@ -122,6 +123,11 @@ def _config_of(
         raise ModelLoadError(f"{model}: no usable config.json ({wanted}); give a directory in Hugging Face format")
     if (changed.pop("auto_map", None) or own_code) is not None:
         _ignore_own_code(model, model_type)
+    if model_type not in CONFIG_MAPPING:
+        raise UnsupportedModelError(
+            f"{model}: transformers {transformers.__version__} has no model type {model_type!r}; docs/models.md has "
+            "those that are served, and a newer transformers may have more"
+        )
     for name in _QUANTIZATION:
         changed.pop(name, None)
     with tempfile.TemporaryDirectory(prefix="longreach-config-") as folder:

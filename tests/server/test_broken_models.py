@@ -83,7 +83,7 @@ FAULTS: dict[str, tuple[Any, str]] = {
     "null": (b"null", "config.json: expected a JSON object"),
     "object": (b"{}", "no usable config.json (it has no model_type); give a directory in Hugging Face format"),
     "type-list": ({"model_type": ["llama"]}, "no usable config.json (its model_type is ['llama'], no text)"),
-    "type-unknown": ({"model_type": "owl"}, "no usable config.json (The checkpoint you are trying to load has model"),
+    "type-unknown": ({"model_type": "owl"}, "has no model type 'owl'; docs/models.md has those that are served"),
     "type-other": ({"model_type": "bert"}, "model type 'bert' has no entry"),
     "purpose": ({"architectures": ["LlamaModel"]}, "it is a LlamaModel; only language models that answer"),
     "text": ({"hidden_size": "256"}, f"'hidden_size' expected int, got str (value: '256')){CURE}"),
@@ -140,7 +140,7 @@ FAULTS: dict[str, tuple[Any, str]] = {
     ),
     "wrapper": (WRAPPED, "Gemma3ForConditionalGeneration; only language models"),
     "wrapper-list": (WRAPPED | {"text_config": [1]}, "Gemma3ForConditionalGeneration; only language models"),
-    "wrapper-kind": (WRAPPED | {"text_config": {"model_type": "owl"}}, "config.json ("),
+    "wrapper-kind": (WRAPPED | {"text_config": {"model_type": "owl"}}, "has no model type 'owl';"),
     "quantized": (
         {"quantization_config": {"quant_method": "gptq", "bits": 3}},
         "the weights are quantized: gptq, 3 bits",
@@ -280,7 +280,7 @@ def test_a_damaged_file_is_named(model: Path, damage: str) -> None:
 
 @pytest.mark.parametrize(
     ("model_type", "words"),
-    [("bert", "model type 'bert' has no entry"), ("owl", "The checkpoint you are trying to load has model")],
+    [("bert", "model type 'bert' has no entry"), ("owl", "has no model type 'owl'")],
 )
 @pytest.mark.parametrize("spoil", [Path.unlink, holding("{}")], ids=["gone", "broken"])
 def test_a_family_that_is_not_supported_is_told_before_its_tokenizer(
