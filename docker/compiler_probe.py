@@ -1,8 +1,11 @@
-"""Compile and load a C extension as Triton does for its launchers: it takes gcc, headers and a folder to load from."""
+"""Compile and load a C extension as Triton does for its launchers: it takes gcc, headers and a folder to load from.
+
+An image whose torch is for a CPU has no Triton, and compiles nothing.
+"""
 
 from __future__ import annotations
 
-from triton.runtime.build import compile_module_from_src
+import torch
 
 SOURCE = """
 #include <Python.h>
@@ -11,4 +14,9 @@ PyMODINIT_FUNC PyInit_probe(void) { return PyModule_Create(&probe); }
 """
 
 if __name__ == "__main__":
-    print("compiled", compile_module_from_src(SOURCE, "probe").__file__)
+    if torch.version.cuda is None:
+        print("nothing to compile: torch is for a CPU")
+    else:
+        from triton.runtime.build import compile_module_from_src
+
+        print("compiled", compile_module_from_src(SOURCE, "probe").__file__)

@@ -15,6 +15,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, mo
 from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from longreach.engine.disk.needs import check_disk
 from longreach.engine.messages import EngineConfig
 from longreach.errors import ConfigError, quoted
 from longreach.policies.values import AttentionPolicy
@@ -44,6 +45,7 @@ from longreach.setting_values import (
 from longreach.util.log_lines import LogFormat
 
 ENV_PREFIX = "LONGREACH_"
+_OF_TESTS = "LONGREACH_TEST_"  # what the tests of this project are told, and servers that they start inherit
 EMBEDDED_MODEL = Path(__file__).parent / "default_model"
 EMBEDDED_MODEL_NAME = "longreach-default"
 EMBEDDED_MODEL_DESCRIPTION = (
@@ -339,6 +341,14 @@ class Settings(BaseSettings):
         return self
 
     @model_validator(mode="after")
+    def _check_disk(self) -> Settings:
+        try:
+            check_disk(self.kv_disk, self.kv_disk_bytes, self.kv_offload_bytes)
+        except ValueError as error:
+            raise PydanticCustomError("disk", "{problem}", {"problem": str(error)}) from None
+        return self
+
+    @model_validator(mode="after")
     def _check_rope(self) -> Settings:
         twice = [name for name in _ROPE_NAMES if name in orjson.loads(self.hf_overrides)]
         if self.rope_scaling is not None and twice:
@@ -465,7 +475,8 @@ def unknown_variables() -> list[str]:
     """Environment variables that look like ours and set nothing: most often a slip of the pen."""
     known = {ENV_PREFIX + name.upper() for name in Settings.model_fields}
     known.add("LONGREACH_DEBUG")  # the kernels read it: longreach_kernels.debug
-    return sorted(name for name in os.environ if name.startswith(ENV_PREFIX) and name not in known)
+    ours = (name for name in os.environ if name.startswith(ENV_PREFIX) and not name.startswith(_OF_TESTS))
+    return sorted(name for name in ours if name not in known)
 
 
 def flag(name: str) -> str:

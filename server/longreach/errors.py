@@ -26,6 +26,7 @@ The engine's own errors are in `longreach.engine.errors`, those of documents in 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import PurePath
 from typing import Any
 
 # The most seconds that any `Retry-After` names: callers should look again, however long what waits may take.
@@ -294,6 +295,7 @@ def _retry_after(seconds: int) -> str:
 
 def quoted(value: object, limit: int = 64) -> str:
     """A value from outside as it may appear in a message: its `repr`, of bounded length and encodable."""
+    value = str(value) if isinstance(value, PurePath) else value
     text = value[: limit + 1] if isinstance(value, str) else value
     shown = repr(text).encode("ascii", "backslashreplace").decode("ascii")
     return shown if len(shown) <= limit else f"{shown[:limit]}..."

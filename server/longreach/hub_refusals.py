@@ -37,7 +37,7 @@ def explained(error: Exception, model: str, revision: str | None) -> str:
     if isinstance(error, HfHubHTTPError) and error.response.status_code == 401:
         tokens = f"{constants.ENDPOINT}/settings/tokens"
         return f"the hub does not take the token in use; set HF_TOKEN to a valid one ({tokens})"
-    command = f"hf download {model}" + ("" if revision is None else f" --revision {revision}")
+    command = f"longreach fetch {model}" + ("" if revision is None else f" --revision {revision}")
     what = "HF_HUB_OFFLINE is set" if isinstance(error, OfflineModeIsEnabled) else _in_one_line(error)
     return f"{what}; where there is a network, run: {command}"
 

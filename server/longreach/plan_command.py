@@ -53,6 +53,7 @@ __all__ = ["Forecast", "PatchError", "Row", "forecast"]
 
 # Sizes that GPUs are sold in, where none is named and none is there.
 _GPU_MEMORY = [size << 30 for size in (24, 48, 80, 96, 141)]
+_LEAST_GPU_MEMORY = 64 << 20
 _TABLE_WIDTH = 100
 
 
@@ -166,6 +167,18 @@ class Forecast:
             console.print(f"-: {problem}", highlight=False)
 
 
+def _memory_of(text: str) -> int:
+    """Bytes of a GPU's memory from text such as 80GiB.
+
+    Raises:
+        ValueError: it is none, or of no GPU.
+    """
+    size = parse_bytes(text, "--gpu-memory")
+    if size < _LEAST_GPU_MEMORY:
+        raise ValueError(f"--gpu-memory: {quoted(text)} are {size} bytes, and no GPU has so few; give a unit: 80GiB")
+    return size
+
+
 def forecast(
     name: str,
     config: EngineConfig,
@@ -210,7 +223,7 @@ def forecast(
         raise ValueError("--gpu-memory says nothing about a CPU; leave it out, or --device cpu")
     dtype = resolve_dtype(config.dtype, torch.device("cuda" if on_gpu else "cpu"), model)
     host = None if on_gpu else host_memory()
-    memory = [parse_bytes(text, "--gpu-memory") for text in gpu_memory] if host is None else [host.available]
+    memory = [_memory_of(text) for text in gpu_memory] if host is None else [host.available]
     # Of a GPU that is not here nothing but its memory is known.
     here = on_gpu and not gpu_memory and torch.cuda.is_available()
     arch = arch_of(resolve_device(config.device)) if here else 0

@@ -41,7 +41,8 @@ _REVISION = re.compile(r"[A-Za-z0-9][\w./+-]{0,127}")
 _IN_TEMPLATES = "{}\n"  # what no template is without, and few names of files have
 _TOKEN_UNITS = {"": 1, "k": 1024, "M": 1024**2}
 _TIME_UNITS = {"": 1, "ms": 1, "s": 1000}
-_BYTE_UNITS = {"": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+_DECIMAL_UNITS = {"kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_BYTE_UNITS = {"": 1, **_DECIMAL_UNITS, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 
 
 class Measure:
@@ -244,7 +245,7 @@ Whole = Annotated[int, Strict(), BeforeValidator(number)]
 Real = Annotated[float, Strict(), BeforeValidator(number), Field(allow_inf_nan=False)]
 Tokens = Annotated[int, Strict(), BeforeValidator(Measure("TOKENS", _TOKEN_UNITS, "32768, 128k or 1M (k is 1024)"))]
 Milliseconds = Annotated[int, Strict(), BeforeValidator(Measure("TIME", _TIME_UNITS, "milliseconds: 50, 50ms or 1s"))]
-Bytes = Annotated[int, Strict(), BeforeValidator(Measure("BYTES", _BYTE_UNITS, "bytes or 512MiB, 4GiB, 4GB"))]
+Bytes = Annotated[int, Strict(), BeforeValidator(Measure("BYTES", _BYTE_UNITS, "bytes or 512MiB, 4GiB, 4GB, 2TB"))]
 
 
 def parse_bytes(text: str, source: str) -> int:

@@ -186,3 +186,39 @@ def test_a_backend_that_the_device_cannot_have_is_refused_before_anything_starts
     result = CliRunner().invoke(cli.app, ["serve", "--device", "cpu", "--attention-backend", "hopper"])
     assert (result.exit_code, served) == (2, [])
     assert "--attention-backend: hopper needs a Hopper GPU, and --device is cpu; use auto or cpu" in result.output
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (["--kv-disk", "x"], "--kv-disk: say how many bytes the folder may have"),
+        (["--kv-disk-bytes", "1TiB"], "--kv-disk-bytes bounds the folder of --kv-disk; name that, too"),
+        (["--kv-disk", "x", "--kv-disk-bytes", "1TiB"], "give --kv-offload-bytes"),
+    ],
+)
+def test_settings_that_need_each_other_are_refused_before_anything_starts(
+    served: list[Settings], given: list[str], words: str
+) -> None:
+    result = CliRunner().invoke(cli.app, ["serve", *given])
+    assert (result.exit_code, served) == (2, [])
+    assert words in result.stderr
+
+
+@pytest.mark.parametrize(("text", "size"), [("2TB", 2 * 10**12), ("1TiB", 2**40), ("3 gib", 3 << 30), ("5kb", 5000)])
+def test_bytes_have_the_units_that_disks_are_sold_in(served: list[Settings], text: str, size: int) -> None:
+    more = ["--kv-disk", "x", "--kv-offload-bytes", "1GiB"]
+    assert CliRunner().invoke(cli.app, ["serve", *more, "--kv-disk-bytes", text]).exit_code == 7
+    assert served[0].kv_disk_bytes == size
+
+
+def test_a_slip_in_the_environment_is_told_by_commands_without_a_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LONGREACH_MAX_MODEL_LENGTH", "5")
+    result = CliRunner().invoke(cli.app, ["plan", "--device", "cpu"])
+    assert result.exit_code == 0
+    assert result.stderr == "longreach: warning: LONGREACH_MAX_MODEL_LENGTH sets nothing: there is no such setting\n"
+
+
+def test_a_gpu_without_a_unit_is_asked_for_one() -> None:
+    result = CliRunner().invoke(cli.app, ["plan", "--gpu-memory", "80", "--device", "cuda"])
+    assert result.exit_code == 2
+    assert "--gpu-memory: '80' are 80 bytes, and no GPU has so few; give a unit: 80GiB" in result.stderr

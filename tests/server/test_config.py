@@ -247,6 +247,7 @@ def test_every_engine_setting_reaches_the_engine(model_dir: Path) -> None:
         "prefix_cache": False,
         "kv_offload_bytes": 2**30,
         "kv_disk_bytes": 2**32,
+        "kv_disk": "/kv",
         "state_cache_bytes": 2**28,
         "resume_seconds": 7.0,
         "max_queued_requests": 9,
@@ -259,7 +260,7 @@ def test_every_engine_setting_reaches_the_engine(model_dir: Path) -> None:
     assert engine.model == str(model_dir)
     assert engine.kv_cache_bytes == 2**21
     for name, value in values.items():
-        assert getattr(engine, name) == value
+        assert getattr(engine, name) == value, name
 
 
 def test_variables_that_set_nothing_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -132,21 +132,23 @@ def test_a_fetched_model_needs_no_hub(home: Path, make_hub: Any) -> None:
     assert fetched.stdout.split() == [str(snapshot), str(hub.tokenizer_files("acme/words"))]
     refused = CliRunner().invoke(cli.app, ["fetch", "acme/other"])
     assert refused.exit_code == 2
-    assert "hf download acme/other" in refused.stderr
+    assert "longreach fetch acme/other" in refused.stderr
 
 
 def test_a_model_that_is_nowhere(home: Path, make_hub: Any) -> None:
     make_hub(SILENT[0])
-    with pytest.raises(ModelFilesError, match=r"neither a directory nor .*no route to host; .* hf download acme/tiny"):
+    with pytest.raises(
+        ModelFilesError, match=r"neither a directory nor .*no route to host; .* longreach fetch acme/tiny"
+    ):
         hub.small_files(MODEL)
-    with pytest.raises(ModelFilesError, match="hf download acme/tiny"):
+    with pytest.raises(ModelFilesError, match="longreach fetch acme/tiny"):
         Tokenizer.load(MODEL)
 
 
 def test_a_snapshot_without_a_shard(home: Path, make_hub: Any) -> None:
     make_hub(SILENT[1])
     snapshot = add_to_cache(home, MODEL, SHARDED | {"m-1.safetensors": b"1"})
-    with pytest.raises(ModelFilesError, match=r"m-2.safetensors is missing in the cache .*hf download acme/tiny"):
+    with pytest.raises(ModelFilesError, match=r"m-2.safetensors is missing in the cache .*longreach fetch acme/tiny"):
         hub.all_files(MODEL)
     with pytest.raises(ModelFilesError, match=r"m-2.safetensors is missing in the cache"):
         hub.all_files(MODEL, COMMIT)
@@ -228,7 +230,7 @@ REFUSED = [
     ((RepositoryNotFoundError, 404), "hf_x", r"token in use can read no such .*huggingface.co/acme/tiny, .*HF_TOKEN"),
     ((RevisionNotFoundError, 404), None, r"no revision v9; give --revision one that .*/acme/tiny/commits lists"),
     ((HfHubHTTPError, 401), "hf_x", r"does not take the token in use; set HF_TOKEN to a valid one"),
-    ((HfHubHTTPError, 503), "hf_x", r"503 Client Error.*; .* run: hf download acme/tiny --revision v9"),
+    ((HfHubHTTPError, 503), "hf_x", r"503 Client Error.*; .* run: longreach fetch acme/tiny --revision v9"),
 ]
 
 
@@ -244,7 +246,7 @@ def test_a_refusal_of_the_hub_names_its_cure(
     with pytest.raises(ModelFilesError, match=message) as caught:
         hub.small_files(MODEL, "v9")
     assert "\n" not in str(caught.value)
-    assert ("hf download" in str(caught.value)) == (kind == (HfHubHTTPError, 503))
+    assert ("longreach fetch" in str(caught.value)) == (kind == (HfHubHTTPError, 503))
     assert stub.downloads == (["config.json"] if lists else [])
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import functools
 import logging
 import platform
@@ -48,6 +49,7 @@ EXIT_FAILED = 1
 
 _LAST_WORDS_SECONDS = 5  # for errors that ended streams to reach their readers
 _OTHER_FILES = 256
+_TAKEN = "; another program has this port: give another --port, or 0 for any that is free"
 # macOS refuses a higher limit of open files, also where it says that there is none (its limits.h).
 _OPEN_MAX = 10_240
 # What the kernel keeps for a reader that is slow; left to itself it would be up to megabytes for each.
@@ -208,7 +210,8 @@ def _bind(settings: Settings) -> socket.socket:
         listener.bind((settings.host.strip("[]"), settings.port))
     except OSError as error:
         listener.close()
-        raise ConfigError(f"--host {settings.host} --port {settings.port}: cannot listen: {error.strerror}") from error
+        why = f"{error.strerror}{_TAKEN if error.errno == errno.EADDRINUSE else ''}"
+        raise ConfigError(f"--host {settings.host} --port {settings.port}: cannot listen: {why}") from error
     listener.set_inheritable(False)
     return listener
 

@@ -9,6 +9,8 @@ from typing import Any
 import httpx2 as httpx
 import orjson
 
+from longreach.util.no_server import nobody_answers
+
 DENSE = "dense"
 ALL = "all"
 _PATH = "/v1/attention/policies"
@@ -69,6 +71,6 @@ def _known(url: str, api_key: str | None) -> list[str]:
             return []
         return [policy["policy"] for policy in answer.raise_for_status().json()["data"]]
     except httpx.TransportError as error:
-        raise ValueError(f"no OpenAI-compatible server answers at {url}: {error or type(error).__name__}") from None
+        raise ValueError(nobody_answers(url, error)) from None
     except (httpx.HTTPError, LookupError, TypeError, ValueError) as error:
         raise ValueError(f"{url}{_PATH} does not list policies: {error or type(error).__name__}") from None

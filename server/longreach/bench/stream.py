@@ -10,6 +10,8 @@ from typing import Any
 import httpx2 as httpx
 import orjson
 
+from longreach.util.no_server import nobody_answers
+
 _TIMEOUT = httpx.Timeout(30, read=1800)
 
 
@@ -79,8 +81,7 @@ class Target:
             answer = (await self._client.get("/v1/models")).raise_for_status()
             served = answer.json()["data"][0]
         except (httpx.HTTPError, LookupError, ValueError) as error:
-            message = f"no OpenAI-compatible server answers at {self._client.base_url}"
-            raise ValueError(f"{message}: {error or type(error).__name__}") from None
+            raise ValueError(nobody_answers(self._client.base_url, error)) from None
         self.model, self.max_model_len = served["id"], served.get("max_model_len") or 0
         return self
 

@@ -14,6 +14,7 @@ import orjson
 from longreach.chat.errors import ChatError, refusal
 from longreach.chat.kept_documents import KeptDocuments
 from longreach.chat.resumed_stream import DONE, ResumedStream
+from longreach.util.no_server import nobody_answers
 
 _TIMEOUT = httpx.Timeout(10, read=600)
 
@@ -99,7 +100,7 @@ class ChatClient:
             description = model.get("description")
             self.description: str | None = description if isinstance(description, str) else None
         except (httpx.HTTPError, httpx.InvalidURL, LookupError, TypeError, ValueError) as error:
-            raise ChatError(f"no OpenAI-compatible server answers at {url}: {error or type(error).__name__}") from None
+            raise ChatError(nobody_answers(url, error)) from None
 
     def close(self) -> None:
         """Close the connections."""

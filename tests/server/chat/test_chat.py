@@ -275,6 +275,7 @@ def test_the_command_says_that_nobody_is_there() -> None:
     result = CliRunner().invoke(cli.app, ["chat", "http://127.0.0.1:9"])
     assert result.exit_code == 2
     assert "longreach: error: no OpenAI-compatible server answers at http://127.0.0.1:9" in result.stderr
+    assert "start one with `longreach serve`" in result.stderr
 
 
 def test_a_bar_is_shown_while_the_prompt_is_read(server: FakeServer) -> None:

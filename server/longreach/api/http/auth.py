@@ -96,7 +96,8 @@ def _lines(path: Path) -> list[tuple[str, str]]:
     try:
         lines = path.read_text("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--api-key-file: {quoted(path, 256)} cannot be read ({type(error).__name__})") from error
+        why = "it is not UTF-8" if isinstance(error, UnicodeDecodeError) else error.strerror
+        raise ConfigError(f"--api-key-file: {quoted(path, 256)} cannot be read: {why}") from error
     numbered = [(f"--api-key-file, line {number}", line.strip()) for number, line in enumerate(lines, start=1)]
     return [(source, line) for source, line in numbered if line and not line.startswith("#")]
 

@@ -9,6 +9,8 @@ from typing import Any
 import httpx2 as httpx
 import orjson
 
+from longreach.util.no_server import nobody_answers
+
 _TIMEOUT = httpx.Timeout(10, read=600)
 
 
@@ -54,7 +56,7 @@ class Server:
             served = self._client.get("/v1/models").raise_for_status().json()["data"][0]
             self.model: str = served["id"]
         except (httpx.HTTPError, LookupError, TypeError, ValueError) as error:
-            raise ValueError(f"no OpenAI-compatible server answers at {url}: {error or type(error).__name__}") from None
+            raise ValueError(nobody_answers(url, error)) from None
         self.max_model_len: int | None = served.get("max_model_len")
 
     def answer(self, prompt: str, max_tokens: int) -> Answer:

@@ -25,6 +25,7 @@ from longreach.engine.device.policies.usage import PolicyUsage
 from longreach.engine.device.ranks.leader import Ranks
 from longreach.engine.device.ranks.process_group import Joined, join, layout_of, leave, on_rank
 from longreach.engine.device.runner import Runner
+from longreach.engine.disk.needs import check_disk
 from longreach.engine.engine import Engine
 from longreach.engine.kv_cache.allocator import PageAllocator
 from longreach.engine.kv_cache.groups import PageGroups
@@ -39,7 +40,7 @@ from longreach.engine.rope_choice import RopeTable, within
 from longreach.engine.scheduling.forecast import EntrySizes
 from longreach.engine.scheduling.scheduler import Scheduler
 from longreach.engine.startup.capacity import Capacity, bounded_layers, host_tokens, state_places
-from longreach.engine.startup.disk import check_disk, open_disk
+from longreach.engine.startup.disk import open_disk
 from longreach.engine.startup.start_rank import RankState, share_threads, start_rank
 from longreach.engine.startup.state_demand import keeps_copies
 from longreach.engine.startup.vocabulary import check_vocabulary
@@ -67,7 +68,7 @@ def build_engine(config: EngineConfig) -> tuple[Engine, Started]:
         check_vocabulary(
             config.other_tokenizer, config.other_tokenizer_ids, load_config(str(files), config.hf_overrides)
         )
-    check_disk(config)
+    check_disk(config.kv_disk, config.kv_disk_bytes, config.kv_offload_bytes)
     layout = layout_of(config)
     if layout.size == 1:
         share_threads(layout)

@@ -22,25 +22,6 @@ _DIGEST = "entries/{}"  # by which a rank tells its own
 _SAMPLES = 64  # numbers of each weight that the namespace depends on
 
 
-def check_disk(config: EngineConfig) -> None:
-    """See that the settings of the disk tier go with the others.
-
-    Raises:
-        ValueError: they do not; the message names the cure.
-    """
-    if config.kv_disk is None:
-        if config.kv_disk_bytes:
-            raise ValueError("--kv-disk-bytes bounds the folder of --kv-disk; name that, too")
-        return
-    if not config.kv_disk_bytes:
-        raise ValueError("--kv-disk: say how many bytes the folder may have, with --kv-disk-bytes 100GiB")
-    if not config.kv_offload_bytes:
-        raise ValueError(
-            "--kv-disk: entries pass through host memory; give --kv-offload-bytes, best as much as the longest "
-            "document takes in the KV cache"
-        )
-
-
 def open_disk(
     config: EngineConfig, joined: Joined, computing: ForwardPass, host: HostTier | None, ranks: Ranks | None = None
 ) -> None:
