@@ -150,7 +150,7 @@ def test_a_port_that_is_taken_is_one_line_and_status_1(model_dir: Path, processe
         process = Process(model_dir, "slow_load", port=taken.getsockname()[1])
         processes.append(process)
         assert process.wait() == 1
-    assert "--port" in process.log
+    assert "another program has this port: give another --port, or 0 for any that is free" in process.log
     assert "Traceback" not in process.log
 
 
