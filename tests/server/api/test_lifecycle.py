@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import socket
 import subprocess
@@ -14,6 +15,7 @@ from pathlib import Path
 import httpx2
 import openai
 import pytest
+from longreach.config import EMBEDDED_MODEL
 
 from tests.server.api.conftest import MODEL, eventually
 from tests.server.api.told import error_of, last_error
@@ -137,12 +139,12 @@ def test_an_engine_that_cannot_start_is_one_line_and_status_1(model_dir: Path, p
 
 
 def test_a_tokenizer_that_is_missing_is_one_line_and_status_1(tmp_path: Path, processes: list[Process]) -> None:
-    (tmp_path / "config.json").write_text("{}")
+    shutil.copy(EMBEDDED_MODEL / "config.json", tmp_path)
     process = Process(tmp_path, "ok")
     processes.append(process)
     assert process.wait() == 1
     [line] = [line for line in process.lines if "ERROR" in line]
-    assert "tokenizer.json" in line
+    assert "has no tokenizer.json; write one with" in line
 
 
 def test_a_port_that_is_taken_is_one_line_and_status_1(model_dir: Path, processes: list[Process]) -> None:
