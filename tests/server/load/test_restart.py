@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from longreach.config import EMBEDDED_MODEL_NAME
+from longreach.config import EMBEDDED_MODEL, EMBEDDED_MODEL_NAME
 
 from tests.pairwise import FULL
 from tests.server.load import kills
@@ -18,6 +18,7 @@ from tests.server.load.process import ServerProcess, eventually
 
 pytestmark = pytest.mark.serial
 
+LAYERS = json.loads((EMBEDDED_MODEL / "config.json").read_text())["num_hidden_layers"]
 # About 16,000 tokens of the embedded model.
 DOCUMENT = "\n".join(f"The ledger of day {day} lists {day * 37 % 101} crates of tea." for day in range(1000))
 
@@ -65,9 +66,13 @@ def test_a_document_is_there_after_a_server_was_killed(tmp_path: Path) -> None:
 
 
 def test_a_background_response_outlives_both_processes(tmp_path: Path) -> None:
-    """Both are killed while its prompt is read: it is begun again, and goes on behind the pages on disk."""
+    """Both are killed while its prompt is read: it is begun again, and goes on behind the pages on disk.
+
+    The model has no windows here: of windows only the pages before every 16,384th token are there at that time.
+    """
     flags = ("--kv-disk", str(tmp_path / "kv"), "--kv-disk-bytes", "1GiB", "--kv-offload-bytes", "256MiB")
     flags += ("--responses-store", str(tmp_path / "responses.db"), "--max-batched-tokens", "128")
+    flags += ("--hf-overrides", json.dumps({"layer_types": ["full_attention"] * LAYERS}))
     asked = {"model": EMBEDDED_MODEL_NAME, "input": DOCUMENT[:10_000], "max_output_tokens": 8, "temperature": 0}
     with ServerProcess(*flags) as server:
         server.until_ready()
@@ -76,10 +81,12 @@ def test_a_background_response_outlives_both_processes(tmp_path: Path) -> None:
         assert call(server, f"/{begun['id']}")["status"] == "in_progress"
     with ServerProcess(*flags) as server:
         server.until_ready()
-        eventually(lambda: call(server, f"/{begun['id']}")["status"] == "completed", 60, "it is completed")
+        eventually(lambda: call(server, f"/{begun['id']}")["status"] == "incomplete", 60, "all tokens are there")
         again = call(server, f"/{begun['id']}")
+        assert again["incomplete_details"] == {"reason": "max_output_tokens"}
         plain = call(server, "", {**asked, "store": False})
-    assert again["usage"]["input_tokens_details"]["cached_tokens"] >= 128
+        # Whether the little that was there comes before it is computed anew depends on the machine.
+        assert server.total("longreach:kv_disk_read_bytes_total") > 0
     assert texts(again) == texts(plain)
 
 
