@@ -70,7 +70,10 @@ class PrefixSharing:
             return PrefixMatch(request.computed, False)
         assert request.computed in (0, start * self._size), request.id  # 0: it has just been let in
         if self._finder.by_border:
-            return self._match_borders(request, max_restored)
+            found = self._match_borders(request, max_restored)
+            while request.hold.ahead and not found.waits:  # these are for a border further on
+                found = self._match_borders(request, max_restored)
+            return found
         hold, pool = request.hold, self._pool
         waits = False
         for digest in hold.digests[start : self._finder.most_shared(request)]:
@@ -282,4 +285,4 @@ class PrefixSharing:
         hold.settled = border
         self._held.trim(hold)
         self.note_cached(request, border - start)
-        return PrefixMatch(border * self._size, bool(away.keys or hold.ahead))
+        return PrefixMatch(border * self._size, bool(away.keys))

@@ -7,6 +7,7 @@ the disk is slow, too small, or full. Every answer is the plain one.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import random
 import shutil
@@ -19,6 +20,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 from longreach.engine.disk import entry_file
 from longreach.engine.disk.disk_index import BLOCK
+from longreach.engine.kv_cache.state_borders import BorderRule
 
 from tests.server.engine.disk.stepped_store import SteppedStore
 from tests.server.engine.disk.test_disk_store import files_below
@@ -126,3 +128,18 @@ _FULL = bool(os.environ.get("LONGREACH_TEST_FULL"))
 TestTierHistories.settings = hypothesis.settings(
     max_examples=2000 if _FULL else 25, stateful_step_count=50 if _FULL else 30, deadline=None
 )
+
+
+def test_what_came_ahead_is_taken_up_in_the_step_in_which_it_is_there() -> None:
+    """Pages of two borders have come in one turn: behind the first border the second is looked at at once. A history
+    that was found at random had a step in which nothing was done."""
+    history: Any = TierHistories()
+    model, rule = ((None,), "beside"), BorderRule(1, 1)
+    sizes = {"pages": 20, "page_size": 4, "slots": 40, "state_places": 3, "copies": 1, "restored": 3, "disk": (200, 3)}
+    more = {"promised": 0, "overlaps": False, "max_itl": math.inf, "batch_invariant": False}
+    history.start(settings={"model": model, "rule": rule, **sizes, **more})
+    for number, count in ((0, 1), (2, 30)):
+        history.read_die_and_read_again(document=DOCUMENTS[number], count=count, seed=0, share=None, how="flip")
+    history.die()
+    history.read_in_turn(documents=[0, 1, 0], count=23)
+    history.teardown()
