@@ -94,7 +94,7 @@ def _settings(flags: dict[str, Any]) -> Settings:
         raise _refused(error) from None
 
 
-def _settings_alone(flags: dict[str, Any]) -> Settings:
+def _settings_with_warnings(flags: dict[str, Any]) -> Settings:
     """As `_settings`, for commands that end without a log: slips of the pen in the environment are told here."""
     settings = _settings(flags)
     for name in unknown_variables():
@@ -236,7 +236,7 @@ def warmup(**flags: Any) -> None:
     They go into Triton's cache, and a server that finds them there compiles nothing. Give the settings that the
     server will have: they, the GPU and the versions decide which kernels are needed.
     """
-    settings = _settings_alone(flags)
+    settings = _settings_with_warnings(flags)
 
     from longreach_patches import PatchError
 
@@ -264,7 +264,7 @@ def fetch(**flags: Any) -> None:
 
     A server with the same settings then needs no network: set HF_HUB_OFFLINE=1 there.
     """
-    settings = _settings_alone(flags)
+    settings = _settings_with_warnings(flags)
 
     from longreach.fetch_command import fetch as fetched
 
@@ -318,7 +318,7 @@ def plan(
 
     No weights are loaded: the model's configuration is enough.
     """
-    settings = _settings_alone(flags)
+    settings = _settings_with_warnings(flags)
 
     from longreach import plan_command as forecast  # torch and transformers take seconds to import
 

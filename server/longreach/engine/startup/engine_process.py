@@ -149,8 +149,6 @@ def _take(
         preparation.begin(message)
     elif isinstance(message, Generate):
         _submit(engine, message, None, outbox)
-    elif isinstance(message, Look):
-        outbox.put(engine.look(message))
     elif isinstance(message, Pin):
         engine.pin(message)
     elif isinstance(message, Unpin):
